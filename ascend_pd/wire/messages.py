@@ -1,0 +1,153 @@
+"""Side-channel messages. Every request may be lost, repeated, late or early: repeating one changes nothing.
+
+A request is answered by exactly one reply type. `source` is P, `sink` is D, whoever moves the bytes.
+Each engine core serves one side channel (scheduler process, `kv_port` + DP rank); workers and the proxy are
+clients of it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from ascend_pd.layout.description import KVLayout
+from ascend_pd.wire.identity import EngineRef, Fingerprint
+
+
+class Verdict(StrEnum):
+    """The answer to a message about one transfer."""
+
+    OK = "ok"
+    GONE = "gone"
+    """The transfer is not, or no longer, in a state where this can be granted."""
+    EPOCH = "epoch"
+    """The message is meant for another life of this engine."""
+    REFUSED = "refused"
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's transport endpoint and cache layout."""
+
+    tp_rank: int
+    pp_rank: int
+    transport: str
+    """`mooncake/tcp`, `mooncake/ascend`, `memfabric/device_sdma`, …: both ends must be equal."""
+    session: str
+    """The name under which the transport's peers reach this worker; new after each fence."""
+    layout: KVLayout
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who are you? Also used by the proxy (with no fingerprint) when it pairs engines."""
+
+    fingerprint: Fingerprint | None = None
+    role: str = ""
+
+
+class HelloReply(msgspec.Struct, frozen=True, kw_only=True, tag="hello_reply"):
+    """`workers` is empty while the engine is still starting."""
+
+    engine: EngineRef
+    role: str
+    fingerprint: Fingerprint
+    block_size: int
+    tp_size: int
+    pp_size: int
+    workers: tuple[WorkerInfo, ...]
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """D rank → P (pull): every read of `read_id` succeeded; do you vouch for the bytes?"""
+
+    transfer_id: str
+    source_epoch: str
+    sink: EngineRef
+    sink_rank: int
+    sink_ranks: int
+    read_id: str
+
+
+class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
+    """D or proxy → P: keep the hold for another lease."""
+
+    transfer_id: str
+    source_epoch: str
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
+    """Proxy or D → P or D: nobody will come for this transfer; let go of its blocks.
+
+    An empty `epoch` means whichever life of the engine holds it.
+    """
+
+    transfer_id: str
+    epoch: str = ""
+    reason: str
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
+    """P → D (layer-wise), before the first write: may this life of P write into the reservation?"""
+
+    transfer_id: str
+    sink_epoch: str
+    source: EngineRef
+    source_ranks: int
+    prompt_hash: str
+
+
+class Pushed(msgspec.Struct, frozen=True, kw_only=True, tag="pushed"):
+    """P rank → D (layer-wise): every write of this rank is acknowledged."""
+
+    transfer_id: str
+    sink_epoch: str
+    source: EngineRef
+    source_rank: int
+    num_tokens: int
+    """Prompt tokens whose cache is now complete on D, D's own prefix hit included."""
+    bytes_sent: int
+    dirty: bool = False
+    """An operation of this transfer once returned an error, so stray bytes may still land."""
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """Either end → the other: this transfer will not complete; stop touching its blocks and say when drained."""
+
+    transfer_id: str
+    epoch: str
+    """The receiver's epoch."""
+    sender: EngineRef
+    rank: int = 0
+    drained: bool = False
+    """The sender's own operations on the receiver's memory are all over."""
+    reason: str
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """Proxy → either end: why did this transfer fail, and where does it stand?"""
+
+    transfer_id: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The reply to Done, Renew, Release, Claim, Pushed and Abort."""
+
+    verdict: Verdict
+    reason: str = ""
+    lease_seconds: float = 0.0
+    drained: bool = False
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True, tag="story"):
+    """The reply to Ask; `known` is False when this engine never heard of the transfer or has forgotten it."""
+
+    known: bool
+    state: str = ""
+    reason: str = ""
+    timings_ms: dict[str, float] = {}
+    """Whatever was measured of this transfer so far, e.g. `transfer`, `queued`."""
+    bytes_moved: int = 0
+
+
+Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask
+Reply = HelloReply | Answer | Story

@@ -1,0 +1,139 @@
+"""`kv_transfer_params`: what the proxy and the engines tell each other inside an OpenAI request or response.
+
+The field names at vLLM's boundary (do_remote_prefill, do_remote_decode, remote_engine_id, remote_block_ids,
+remote_host, remote_port) are vLLM's own, so that its logs and metrics stay readable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ascend_pd.errors import RemoteProtocolError
+from ascend_pd.wire import WIRE_VERSION
+
+
+class PullPrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Proxy → P, pull mode: compute this prompt and hold its blocks for `readers` decode requests."""
+
+    transfer_id: str
+    do_remote_decode: bool = True
+    do_remote_prefill: bool = False
+    wire_version: int = WIRE_VERSION
+
+
+class PullHandoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """P → proxy → D, pull mode: where the blocks are and for how long."""
+
+    transfer_id: str
+    remote_engine_id: str
+    remote_epoch: str
+    remote_host: str
+    remote_port: int
+    remote_block_ids: list[list[int]]
+    """Per KV cache group, in token order; the last block may be partly filled."""
+    remote_block_size: int
+    remote_tp_size: int
+    num_prompt_tokens: int
+    prompt_hash: str
+    lease_seconds: float
+    """Duration from when P answered; renewed through the side channel."""
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    wire_version: int = WIRE_VERSION
+
+
+class LayerwiseDecode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Proxy → D, layer-wise mode: reserve blocks and post the reservation to `metaserver` (a base URL)."""
+
+    transfer_id: str
+    metaserver: str
+    do_remote_prefill: bool = True
+    do_remote_decode: bool = False
+    wire_version: int = WIRE_VERSION
+
+
+class LayerwisePrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Proxy → P, layer-wise mode: compute this prompt and push it to whoever reserved `transfer_id`.
+
+    `sink_host`/`sink_port` are D's side channel when the reservation is known already. Without them P
+    starts computing and asks `metaserver` (a base URL) for the reservation.
+    """
+
+    transfer_id: str
+    metaserver: str
+    sink_host: str = ""
+    sink_port: int = 0
+    do_remote_decode: bool = True
+    do_remote_prefill: bool = False
+    wire_version: int = WIRE_VERSION
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """D → metaserver → P, layer-wise mode: the blocks that D keeps for one transfer."""
+
+    transfer_id: str
+    sink_engine_id: str
+    sink_epoch: str
+    sink_host: str
+    sink_port: int
+    block_ids: list[list[int]]
+    """Per KV cache group, in token order, the blocks D already has (its prefix hit) included."""
+    block_size: int
+    tp_size: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Tokens that D already has in its prefix cache: P sends only what comes after them."""
+    prompt_hash: str
+    deadline_seconds: float
+    """How long D waits from now before it gives the reservation up."""
+    wire_version: int = WIRE_VERSION
+
+
+Params = PullPrefill | PullHandoff | LayerwiseDecode | LayerwisePrefill
+
+
+def _shape_of(raw: dict[str, Any]) -> type[PullPrefill | PullHandoff | LayerwiseDecode | LayerwisePrefill]:
+    layerwise = "metaserver" in raw
+    if raw.get("do_remote_decode"):
+        return LayerwisePrefill if layerwise else PullPrefill
+    if raw.get("do_remote_prefill"):
+        return LayerwiseDecode if layerwise else PullHandoff
+    raise RemoteProtocolError("kv_transfer_params asks neither for do_remote_prefill nor for do_remote_decode")
+
+
+def parse_params(raw: dict[str, Any]) -> Params:
+    """Read a `kv_transfer_params` object.
+
+    Raises:
+        RemoteProtocolError: unknown field, wrong type, another wire version; the message names the field.
+    """
+    if raw.get("wire_version", WIRE_VERSION) != WIRE_VERSION:
+        raise RemoteProtocolError(
+            f"kv_transfer_params has wire_version {raw['wire_version']!r}, this side speaks {WIRE_VERSION}"
+        )
+    if raw.get("do_remote_decode") and raw.get("do_remote_prefill"):
+        raise RemoteProtocolError("kv_transfer_params asks for do_remote_prefill and do_remote_decode at once")
+    try:
+        return msgspec.convert(raw, _shape_of(raw))
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"kv_transfer_params: {error}") from error
+
+
+def to_dict(params: Params | Reservation) -> dict[str, Any]:
+    """The plain JSON-able form, as it goes into an OpenAI body or to the metaserver."""
+    plain: dict[str, Any] = msgspec.to_builtins(params)
+    return plain
+
+
+def parse_reservation(raw: bytes) -> Reservation:
+    """Read a reservation from JSON.
+
+    Raises:
+        RemoteProtocolError: not a reservation; the message names the field.
+    """
+    try:
+        return msgspec.json.decode(raw, type=Reservation)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"reservation: {error}") from error
