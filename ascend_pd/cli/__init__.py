@@ -1,0 +1,79 @@
+"""The command line: a table of commands, each a module that is imported only when its command is called.
+
+A command module has `add_arguments(parser)` and `run(args) -> int` (the exit code). It raises `OperatorError` for
+whatever the operator can put right; that becomes one line on standard error and exit code 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from ascend_pd import __version__
+from ascend_pd.errors import AscendPdError, OperatorError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),
+}
+"""Command → its module and its one-line description, in the order of the help page."""
+
+INTERRUPTED = 130
+
+
+class Command(Protocol):
+    """What a command module offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+def _parser(wanted: str | None) -> tuple[argparse.ArgumentParser, Command | None]:
+    """A parser that knows all commands by name, and the arguments of the wanted one only."""
+    parser = argparse.ArgumentParser(
+        prog="ascend-pd", description="Prefill/decode disaggregated serving for vLLM on Ascend NPUs."
+    )
+    parser.add_argument("--version", action="version", version=f"ascend-pd {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    module: Command | None = None
+    for name, (path, description) in COMMANDS.items():
+        child = commands.add_parser(
+            name, help=description, description=f"{description[0].upper()}{description[1:]}."
+        )
+        if name == wanted:
+            module = cast(Command, import_module(path))
+            module.add_arguments(child)
+    return parser, module
+
+
+def report(error: AscendPdError) -> None:
+    """One line on standard error: what is wrong and what to do about it."""
+    fix = error.fix if isinstance(error, OperatorError) else ""
+    message = error.message if isinstance(error, OperatorError) else str(error)
+    print(f"ascend-pd: error: {message}{f' - {fix}' if fix else ''}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 good, 1 it failed, 2 wrong usage, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    wanted = next((word for word in arguments if not word.startswith("-")), None)
+    parser, module = _parser(wanted)
+    args = parser.parse_args(arguments)
+    if module is None:
+        parser.error("no command")
+    try:
+        return module.run(args)
+    except AscendPdError as error:
+        report(error)
+        return 1
+    except KeyboardInterrupt:
+        print("ascend-pd: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); keep the interpreter's last flush from failing again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
