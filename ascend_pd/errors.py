@@ -5,6 +5,7 @@ AscendPdError
 ├── ProtocolError
 │   ├── LocalProtocolError    we broke a contract: a bug of ours
 │   └── RemoteProtocolError   the peer sent what it may not: another version, nonsense, a stale epoch
+├── UnreachableError   the peer gave no answer in time; it may or may not have acted
 ├── PairingError       two healthy engines that may not work together (fingerprint or layout)
 └── TransferError      a KV transfer did not succeed
 """
@@ -43,6 +44,10 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer broke the protocol."""
+
+
+class UnreachableError(AscendPdError):
+    """No answer by the deadline, or no room left to ask. The peer may have acted: only repeating is safe."""
 
 
 class PairingError(AscendPdError):

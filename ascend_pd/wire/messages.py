@@ -38,14 +38,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     layout: KVLayout
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class Hello(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hello"):
     """Who are you? Also used by the proxy (with no fingerprint) when it pairs engines."""
 
     fingerprint: Fingerprint | None = None
     role: str = ""
 
 
-class HelloReply(msgspec.Struct, frozen=True, kw_only=True, tag="hello_reply"):
+class HelloReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hello_reply"):
     """`workers` is empty while the engine is still starting."""
 
     engine: EngineRef
@@ -57,7 +57,7 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True, tag="hello_reply"):
     workers: tuple[WorkerInfo, ...]
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class Done(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):
     """D rank → P (pull): every read of `read_id` succeeded; do you vouch for the bytes?"""
 
     transfer_id: str
@@ -68,14 +68,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     read_id: str
 
 
-class Renew(msgspec.Struct, frozen=True, kw_only=True, tag="renew"):
+class Renew(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="renew"):
     """D or proxy → P: keep the hold for another lease."""
 
     transfer_id: str
     source_epoch: str
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
+class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="release"):
     """Proxy or D → P or D: nobody will come for this transfer; let go of its blocks.
 
     An empty `epoch` means whichever life of the engine holds it.
@@ -86,7 +86,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
     reason: str
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="claim"):
     """P → D (layer-wise), before the first write: may this life of P write into the reservation?"""
 
     transfer_id: str
@@ -96,7 +96,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, tag="claim"):
     prompt_hash: str
 
 
-class Pushed(msgspec.Struct, frozen=True, kw_only=True, tag="pushed"):
+class Pushed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pushed"):
     """P rank → D (layer-wise): every write of this rank is acknowledged."""
 
     transfer_id: str
@@ -110,7 +110,7 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True, tag="pushed"):
     """An operation of this transfer once returned an error, so stray bytes may still land."""
 
 
-class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+class Abort(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="abort"):
     """Either end → the other: this transfer will not complete; stop touching its blocks and say when drained."""
 
     transfer_id: str
@@ -123,13 +123,13 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     reason: str
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="ask"):
     """Proxy → either end: why did this transfer fail, and where does it stand?"""
 
     transfer_id: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="answer"):
     """The reply to Done, Renew, Release, Claim, Pushed and Abort."""
 
     verdict: Verdict
@@ -138,7 +138,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     drained: bool = False
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True, tag="story"):
+class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="story"):
     """The reply to Ask; `known` is False when this engine never heard of the transfer or has forgotten it."""
 
     known: bool

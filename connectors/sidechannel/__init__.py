@@ -1,0 +1,1 @@
+"""Control messages between engines, and the road to the metaserver. The messages are `ascend_pd.wire.messages`."""
