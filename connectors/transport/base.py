@@ -5,7 +5,7 @@ An implementation is the only file that imports its library and the only place t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,11 @@ class MemoryRange:
 
     address: int
     length: int
+
+
+def nobody() -> bool:
+    """For `rotate`: no peer's transfer is worth waiting for."""
+    return False
 
 
 class Transport(Protocol):
@@ -62,9 +67,15 @@ class Transport(Protocol):
         """Whether the peer's endpoint answers at all."""
         ...
 
-    def rotate(self) -> str:
-        """The fence: destroy this endpoint, so that nothing in flight can land any more, and open one under a
-        new name with the same memory registered. Returns the new session."""
+    def rotate(self, spare_s: float = 0.0, busy: Callable[[], bool] = nobody) -> str:
+        """The fence: when it returns, nothing that was in flight on the old endpoint can land in this process's
+        memory any more, and a new endpoint with the same memory is open under a name never used before.
+
+        Transfers that start meanwhile use the new endpoint. Those of this process on the old one, and those of
+        peers into it for as long as `busy()` says so, may go on for up to `spare_s`; then they are cut off.
+        Returns the new session. Raises LocalProtocolError when the old endpoint could not be destroyed: the memory
+        must then stay in quarantine.
+        """
         ...
 
     def close(self) -> None:
