@@ -51,7 +51,14 @@ class UnreachableError(AscendPdError):
 
 
 class PairingError(AscendPdError):
-    """These two engines may not exchange KV cache; both may go on serving others."""
+    """These two engines may not exchange KV cache; both may go on serving others.
+
+    `reason` is the stable name of why (`ascend_pd.layout.geometry.Reason`, or empty).
+    """
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class TransferError(AscendPdError):
