@@ -1,0 +1,118 @@
+"""One attempt at a request as a generator of steps: which leg next, and what follows from its answer.
+
+No I/O: `proxy.exchange` performs each step and sends its outcome back in. Each attempt has a fresh transfer id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import msgspec
+
+from ascend_pd.errors import LocalProtocolError, RemoteProtocolError
+from proxy.dialects import Dialect, Handoff
+from proxy.errors import LegFailed
+from proxy.legs import decode_body, prefill_body
+from proxy.request import ClientRequest
+from proxy.settings import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Select:
+    """Choose an instance of this role; it stays chosen for the attempt."""
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Send P its leg and wait for the whole answer; the outcome is a `CallOutcome`."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Look after P's hold from now until D has the blocks or will not come."""
+
+    handoff: Handoff
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Send the answering leg and pass its answer to the client. Nothing follows."""
+
+    role: Role
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassThrough:
+    """P's answer is the client's answer (a 4xx). Nothing follows."""
+
+    outcome: CallOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """A whole upstream answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+Step = Select | Call | Keep | Relay | PassThrough
+Flow = Generator[Step, CallOutcome | None, None]
+
+
+class _PrefillAnswer(msgspec.Struct):
+    kv_transfer_params: dict[str, object] | None = None
+
+
+_read_answer = msgspec.json.Decoder(_PrefillAnswer).decode
+
+
+def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str) -> Flow:
+    """P first, then D with P's handoff.
+
+    Raises:
+        LegFailed: P answered an error of its own or no valid handoff.
+    """
+    yield Select(Role.PREFILL)
+    outcome = _called((yield Call(prefill_body(request, dialect.prefill_params(transfer_id, "")))))
+    if 400 <= outcome.status < 500:
+        yield PassThrough(outcome)
+        return
+    if outcome.status != 200:
+        raise LegFailed(f"prefill answered HTTP {outcome.status}", kind="prefill_failed")
+    handoff = read_handoff(outcome.body, dialect, transfer_id)
+    yield Keep(handoff)
+    yield Select(Role.DECODE)
+    yield Relay(Role.DECODE, decode_body(request, handoff.params))
+
+
+def whole_flow(request: ClientRequest, role: Role) -> Flow:
+    """One instance does it all; the client's bytes go there untouched."""
+    yield Select(role)
+    yield Relay(role, request.raw)
+
+
+def _called(outcome: CallOutcome | None) -> CallOutcome:
+    if outcome is None:
+        raise LocalProtocolError("the driver sent no outcome for a call")
+    return outcome
+
+
+def read_handoff(body: bytes, dialect: Dialect, transfer_id: str) -> Handoff:
+    """The handoff in P's answer.
+
+    Raises:
+        LegFailed: there is none, or another dialect's.
+    """
+    try:
+        answer = _read_answer(body)
+        return dialect.handoff(answer.kv_transfer_params, transfer_id)
+    except (msgspec.DecodeError, RemoteProtocolError) as error:
+        raise LegFailed(f"prefill: {error}", kind="bad_handoff") from error

@@ -1,0 +1,45 @@
+"""The bodies of the two legs, each built fresh; the client's own body is never changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.request import Api, ClientRequest
+
+_DROPPED_ON_PREFILL = frozenset(
+    # what only shapes the answer, and would cost or be refused with one token and no stream
+    (
+        "stream_options",
+        "min_tokens",
+        "best_of",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+        "suffix",
+        "continuous_usage_stats",
+    )
+)
+
+
+def prefill_body(request: ClientRequest, params: dict[str, Any], *, return_token_ids: bool = False) -> bytes:
+    """P's body: the same prompt, one token, not streamed. What shapes the prompt (tools, template) stays."""
+    body = {key: value for key, value in request.body.items() if key not in _DROPPED_ON_PREFILL}
+    body["stream"] = False
+    body["max_tokens"] = 1
+    if request.api is Api.CHAT:
+        body["max_completion_tokens"] = 1
+    if "n" in body:
+        body["n"] = 1
+    if return_token_ids:
+        body["return_token_ids"] = True
+    body["kv_transfer_params"] = params
+    return msgspec.json.encode(body)
+
+
+def decode_body(request: ClientRequest, params: dict[str, Any]) -> bytes:
+    """D's body: the client's own bytes with the handoff appended as one more member."""
+    head = request.raw.rstrip()[:-1].rstrip()
+    separator = b"" if head.endswith(b"{") else b","
+    return head + separator + b'"kv_transfer_params":' + msgspec.json.encode(params) + b"}"

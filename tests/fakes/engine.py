@@ -1,0 +1,321 @@
+"""A strict stand-in for vLLM with a P/D connector: refuses a malformed handoff and misbehaves on request.
+
+Several engines share a `FakeCluster`, which knows every hold, so that a D can tell whether a handoff is genuine,
+fresh and used once. Nothing here knows the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from aiohttp import web
+
+from ascend_pd.wire.params import PullHandoff, PullPrefill, parse_params, to_dict
+
+WORDS = ("Paris", " is", " the", " capital", " of", " France", ".", " It", " lies", " on", " the", " Seine", "!")
+
+
+class Fault(Enum):
+    """One way to misbehave, used up by one request."""
+
+    HTTP_500 = "500 at once"
+    HTTP_400 = "400 at once"
+    HTTP_503 = "503 at once"
+    HANG = "never answers"
+    CLOSE = "closes the connection without a byte"
+    NO_PARAMS = "P answers without kv_transfer_params"
+    WRONG_TRANSFER = "P answers for another transfer"
+    GARBAGE = "answers 200 with a body that is no JSON"
+    ERROR_FIRST = "streams an error event as the first event, then [DONE]"
+    ERROR_LATER = "streams an error event after two tokens, then [DONE]"
+    CUT = "closes the connection after two tokens"
+    CUT_INSIDE = "closes the connection inside an event"
+    STALL_FIRST = "sends headers, then nothing"
+    STALL_LATER = "stalls after two tokens"
+    SPLIT = "sends its stream one byte at a time"
+    MERGED = "sends its whole stream in one piece"
+
+
+@dataclass
+class FakeCluster:
+    """What the engines of one test know of each other."""
+
+    holds: dict[str, PullHandoff] = field(default_factory=dict)
+    consumed: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Seen:
+    """One request as an engine saw it."""
+
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str]
+    finished: bool = False
+    aborted: bool = False
+
+
+class FakeEngine:
+    """One engine on a loopback port. `role` is prefill, decode or union."""
+
+    def __init__(
+        self, cluster: FakeCluster, role: str, *, token_delay_s: float = 0.0, model: str = "fake"
+    ) -> None:
+        self.cluster = cluster
+        self.role = role
+        self.model = model
+        self.token_delay_s = token_delay_s
+        self.faults: deque[Fault] = deque()
+        self.seen: list[Seen] = []
+        self.running = 0
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> FakeEngine:
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/chat/completions", self._serve)
+        app.router.add_post("/v1/completions", self._serve)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._health)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        seen = Seen(request.path, body, dict(request.headers))
+        self.seen.append(seen)
+        self.running += 1
+        try:
+            answer = await self._answer(request, body)
+            seen.finished = True
+            return answer
+        except asyncio.CancelledError:
+            seen.aborted = True
+            raise
+        except BadRequest as error:
+            return error_response(400, str(error))
+        finally:
+            self.running -= 1
+
+    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        fault = self.faults.popleft() if self.faults else None
+        if fault in (Fault.HTTP_500, Fault.HTTP_400, Fault.HTTP_503):
+            status = int(fault.value[:3])
+            return error_response(status, f"scripted {status}")
+        if fault is Fault.HANG:
+            await asyncio.sleep(3600)
+        if fault is Fault.CLOSE:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if fault is Fault.GARBAGE:
+            return web.Response(body=b"\x00not json", content_type="application/json")
+        if body.get("model") != self.model:
+            return error_response(404, f"The model `{body.get('model')}` does not exist.")
+        params = self._check_params(body)
+        if isinstance(params, PullPrefill):
+            return self._prefilled(body, params, fault)
+        if isinstance(params, PullHandoff):
+            self._consume(params)
+        if body.get("stream"):
+            return await self._stream(request, body, fault)
+        await asyncio.sleep(self.token_delay_s)
+        return web.json_response(whole_answer(request.path, body, self.model))
+
+    def _check_params(self, body: dict[str, Any]) -> object:
+        raw = body.get("kv_transfer_params")
+        if raw is None:
+            if self.role == "prefill":
+                raise BadRequest("this engine only prefills: kv_transfer_params is missing")
+            return None
+        params = parse_params(raw)
+        if self.role == "prefill":
+            if not isinstance(params, PullPrefill):
+                raise BadRequest("prefill wants do_remote_decode")
+            if body.get("max_tokens") != 1 or body.get("stream") is not False or body.get("n", 1) != 1:
+                raise BadRequest("prefill wants max_tokens=1, n=1 and no stream")
+            if body.get("stream_options") or body.get("min_tokens"):
+                raise BadRequest("stream_options and min_tokens do not go with a prefill leg")
+            if params.transfer_id in self.cluster.holds:
+                raise BadRequest("transfer_id used twice")
+        elif not isinstance(params, PullHandoff):
+            raise BadRequest("decode wants do_remote_prefill")
+        return params
+
+    def _prefilled(self, body: dict[str, Any], params: PullPrefill, fault: Fault | None) -> web.Response:
+        prompt = prompt_of(body)
+        handoff = PullHandoff(
+            transfer_id=params.transfer_id,
+            remote_engine_id=f"engine-{id(self):x}",
+            remote_epoch="epoch-1",
+            remote_host="127.0.0.1",
+            remote_port=1,
+            remote_block_ids=[[1, 2, 3]],
+            remote_block_size=128,
+            remote_tp_size=1,
+            num_prompt_tokens=len(prompt),
+            prompt_hash=hashlib.sha256(prompt.encode()).hexdigest(),
+            lease_seconds=30.0,
+        )
+        self.cluster.holds[params.transfer_id] = handoff
+        answer = whole_answer("/v1/completions", {**body, "max_tokens": 1}, self.model)
+        if fault is not Fault.NO_PARAMS:
+            answer["kv_transfer_params"] = to_dict(handoff)
+        if fault is Fault.WRONG_TRANSFER:
+            answer["kv_transfer_params"]["transfer_id"] = "another"
+        return web.json_response(answer)
+
+    def _consume(self, handoff: PullHandoff) -> None:
+        held = self.cluster.holds.get(handoff.transfer_id)
+        if held is None or held != handoff:
+            raise BadRequest("this handoff is not what any P answered")
+        if handoff.transfer_id in self.cluster.consumed:
+            raise BadRequest("this handoff was used before")
+        self.cluster.consumed.append(handoff.transfer_id)
+
+    async def _stream(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        if fault is Fault.STALL_FIRST:
+            await asyncio.sleep(3600)
+        if fault is Fault.ERROR_FIRST:
+            await response.write(ERROR_EVENT + b"data: [DONE]\n\n")
+            return response
+        events = stream_events(request.path, body, self.model)
+        if fault is Fault.MERGED:
+            await response.write(b"".join(events))
+            return response
+        for number, event in enumerate(events):
+            if number == 2 and fault is not None and await self._misbehave(request, response, event, fault):
+                return response
+            for piece in [event[i : i + 1] for i in range(len(event))] if fault is Fault.SPLIT else [event]:
+                await response.write(piece)
+                if fault is Fault.SPLIT:
+                    await asyncio.sleep(0)
+            if self.token_delay_s:
+                await asyncio.sleep(self.token_delay_s)
+        return response
+
+    async def _misbehave(
+        self, request: web.Request, response: web.StreamResponse, event: bytes, fault: Fault
+    ) -> bool:
+        """True when nothing may follow."""
+        if fault is Fault.STALL_LATER:
+            await asyncio.sleep(3600)
+        if fault is Fault.ERROR_LATER:
+            await response.write(ERROR_EVENT + b"data: [DONE]\n\n")
+            return True
+        if fault in (Fault.CUT, Fault.CUT_INSIDE):
+            if fault is Fault.CUT_INSIDE:
+                await response.write(event[:10])
+            assert request.transport is not None
+            with contextlib.suppress(ConnectionError):
+                request.transport.close()
+            return True
+        return False
+
+
+class BadRequest(Exception):
+    """What vLLM would answer 400 to."""
+
+
+ERROR_EVENT = (
+    b'data: {"error": {"message": "EngineCore request failed", "type": "InternalServerError", '
+    b'"param": null, "code": 500}}\n\n'
+)
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """An error as vLLM spells it."""
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)
+
+
+def prompt_of(body: dict[str, Any]) -> str:
+    """One text that stands for the prompt."""
+    return json.dumps(body.get("messages", body.get("prompt")))
+
+
+def words_of(body: dict[str, Any]) -> list[str]:
+    """The answer's tokens: they depend on the prompt and the limit alone."""
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or len(WORDS)
+    shift = hashlib.sha256(prompt_of(body).encode()).digest()[0] % len(WORDS)
+    return [WORDS[(shift + i) % len(WORDS)] for i in range(limit)]
+
+
+def usage_of(body: dict[str, Any]) -> dict[str, int]:
+    """As vLLM counts, with one token per character of prompt."""
+    prompt, answer = len(prompt_of(body)), len(words_of(body))
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+def whole_answer(path: str, body: dict[str, Any], model: str) -> dict[str, Any]:
+    """A non-streamed answer."""
+    text = "".join(words_of(body))
+    if path.endswith("chat/completions"):
+        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": text}}
+        kind, name = "chat.completion", "chatcmpl-fake"
+    else:
+        choice = {"index": 0, "text": text}
+        kind, name = "text_completion", "cmpl-fake"
+    choice |= {"finish_reason": "length", "logprobs": None}
+    return {
+        "id": name,
+        "object": kind,
+        "created": 1,
+        "model": model,
+        "choices": [choice],
+        "usage": usage_of(body),
+        "kv_transfer_params": None,
+    }
+
+
+def stream_events(path: str, body: dict[str, Any], model: str) -> list[bytes]:
+    """A streamed answer, one event per token, usage and [DONE] at the end."""
+    chat = path.endswith("chat/completions")
+    words = words_of(body)
+    events = []
+    for i, word in enumerate(words):
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if i == len(words) - 1 else None}
+        choice |= {"delta": {"content": word}} if chat else {"text": word}
+        events.append(_chunk(chat, model, [choice]))
+    if (body.get("stream_options") or {}).get("include_usage"):
+        events.append(_chunk(chat, model, [], usage_of(body)))
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def _chunk(chat: bool, model: str, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
+    chunk: dict[str, Any] = {
+        "id": "chatcmpl-fake" if chat else "cmpl-fake",
+        "object": "chat.completion.chunk" if chat else "text_completion",
+        "created": 1,
+        "model": model,
+        "choices": choices,
+    }
+    if usage:
+        chunk["usage"] = usage
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"

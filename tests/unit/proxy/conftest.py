@@ -1,0 +1,97 @@
+"""A real proxy on a loopback port in front of strict fake engines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+import uvicorn
+
+from proxy.__main__ import bind, uvicorn_config
+from proxy.settings import InstanceSettings, Settings, TimeoutSettings
+from tests.fakes.engine import FakeCluster, FakeEngine
+
+
+class Stack:
+    """Engines, a proxy in front of them and an HTTP client."""
+
+    def __init__(self, cluster: FakeCluster, engines: dict[str, list[FakeEngine]], url: str, app: Any) -> None:
+        self.cluster = cluster
+        self.prefill = engines["prefill"]
+        self.decode = engines["decode"]
+        self.union = engines["union"]
+        self.url = url
+        self.app = app
+        self.http = aiohttp.ClientSession()
+
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
+        data = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        async with self.http.post(self.url + path, data=data, headers=headers) as answer:
+            return answer.status, await answer.read()
+
+    async def chat(self, stream: bool = False, **fields: Any) -> tuple[int, bytes]:
+        return await self.post("/v1/chat/completions", chat_body(stream, **fields))
+
+
+StackOf = Callable[..., AbstractAsyncContextManager[Stack]]
+
+
+def chat_body(stream: bool = False, **fields: Any) -> dict[str, Any]:
+    body = {"model": "fake", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    return {**body, "stream": stream, "max_tokens": 5, **fields}
+
+
+@contextlib.asynccontextmanager
+async def open_stack(
+    prefill: int = 1, decode: int = 1, union: int = 0, token_delay_s: float = 0.0, **settings: Any
+) -> AsyncIterator[Stack]:
+    cluster = FakeCluster()
+    counts = {"prefill": prefill, "decode": decode, "union": union}
+    engines = {
+        role: [await FakeEngine(cluster, role, token_delay_s=token_delay_s).start() for _ in range(count)]
+        for role, count in counts.items()
+    }
+    fleet = {role: tuple(InstanceSettings(url=e.url) for e in members) for role, members in engines.items()}
+    settings.setdefault("timeouts", TimeoutSettings(prefill_s=5, first_event_s=5, inter_token_s=5, drain_s=1))
+    config = uvicorn_config(Settings(port=0, **fleet, **settings))
+    config.load()
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(server._serve(sockets=[listener]))
+    while not server.started:
+        assert not task.done(), task
+        await asyncio.sleep(0.01)
+    stack = Stack(cluster, engines, f"http://127.0.0.1:{listener.getsockname()[1]}", config.app)
+    try:
+        yield stack
+    finally:
+        await stack.http.close()
+        server.should_exit = True
+        await task
+        for engine in (e for members in engines.values() for e in members):
+            await engine.stop()
+
+
+@pytest.fixture
+def stack_of() -> StackOf:
+    return open_stack
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with open_stack() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in os.environ if n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)

@@ -1,0 +1,54 @@
+"""What the proxy does not let through."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.proxy.conftest import Stack, StackOf, chat_body
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"kv_transfer_params": {"do_remote_prefill": True}},
+        {"kv_transfer_params": None},
+        {"ec_transfer_params": {}},
+        {"vllm_xargs": {"kv_transfer_params": "x"}},
+    ],
+)
+async def test_a_clients_own_transfer_params_are_refused(stack: Stack, extra: dict[str, object]) -> None:
+    status, body = await stack.chat(**extra)
+    assert status == 400
+    assert json.loads(body)["error"]["type"] == "BadRequestError"
+    assert not stack.prefill[0].seen
+    assert not stack.decode[0].seen
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+async def test_a_body_that_is_no_object_is_a_400(stack: Stack, raw: bytes) -> None:
+    status, body = await stack.post("/v1/chat/completions", raw)
+    assert status == 400
+    assert json.loads(body)["error"]["code"] == 400
+
+
+async def test_an_engines_400_reaches_the_client_unchanged(stack: Stack) -> None:
+    status, body = await stack.chat(model="nobody")
+    assert status == 404
+    assert json.loads(body)["error"]["message"] == "The model `nobody` does not exist."
+    assert not stack.decode[0].seen
+
+
+async def test_a_body_over_the_limit_is_a_413(stack_of: StackOf) -> None:
+    async with stack_of(max_body_bytes=1000) as stack:
+        status, _ = await stack.chat(messages=[{"role": "user", "content": "x" * 2000}])
+        assert status == 413
+
+
+@pytest.mark.parametrize("extra", [{"n": 2}, {"prompt_logprobs": 1}])
+async def test_siblings_and_prompt_logprobs_never_share_a_handoff(stack: Stack, extra: dict[str, object]) -> None:
+    status, _ = await stack.post("/v1/chat/completions", chat_body(**extra))
+    assert status == 200
+    assert len(stack.cluster.consumed) == len(set(stack.cluster.consumed))
+    assert all("kv_transfer_params" not in s.body for s in stack.decode[0].seen)
