@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from ascend_pd.errors import LocalProtocolError
+from connectors.transport.listener import set_accept_timeout
 
 MAX_IN_FLIGHT = 1024
 """Requests outstanding to one peer; the library wedges a peer's connections above ~2048."""
@@ -47,9 +48,11 @@ class Endpoint:
 
     MAX_PEERS = 1024
 
-    def __init__(self, engine: Any, session: str) -> None:
+    def __init__(self, engine: Any, host: str) -> None:
         self._engine: Any = engine
-        self.session = session
+        self._host = host
+        self._port: int = engine.get_rpc_port()
+        self.session = f"{host}:{self._port}"
         self._changed = threading.Condition()
         self._users = 0
         self._closing = False
@@ -128,6 +131,8 @@ class Endpoint:
             raise LocalProtocolError(f"a call on endpoint {self.session} did not return within {drain_s:g} s")
         if self._engine is None:
             return
+        if set_accept_timeout(self._host, self._port, 0.001):
+            time.sleep(0.02)  # for the thread to come round; without the interpreter's lock
         witness = weakref.ref(self._engine)
         self._engine = None
         if witness() is not None:

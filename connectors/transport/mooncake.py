@@ -123,10 +123,10 @@ class MooncakeTransport:
                     f"mooncake cannot open a {self._protocol} endpoint on {self._host}",
                     "check that the address belongs to this host and that the protocol's driver is there",
                 )
-            session = f"{self._host}:{engine.get_rpc_port()}"
-            if session not in self._sessions:
-                self._sessions.add(session)
-                return Endpoint(engine, session)
+            endpoint = Endpoint(engine, self._host)
+            if endpoint.session not in self._sessions:
+                self._sessions.add(endpoint.session)
+                return endpoint
         raise OperatorError(f"mooncake gives {self._host} no endpoint name that is new", "restart the engine")
 
     def _register_with(self, endpoint: Endpoint, ranges: Sequence[MemoryRange]) -> None:
