@@ -87,13 +87,20 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="claim"):
-    """P → D (layer-wise), before the first write: may this life of P write into the reservation?"""
+    """P → D (layer-wise), before the first write: may this life of P write into the reservation?
+
+    P learns D's sessions before it claims and does not look them up again for this transfer: a grant is bound to
+    the endpoints of that time, so that D's fence ends it.
+    """
 
     transfer_id: str
     sink_epoch: str
     source: EngineRef
     source_ranks: int
     prompt_hash: str
+    source_host: str = ""
+    source_port: int = 0
+    """P's side channel, where D sends its Abort; without it D's only way out is its own fence."""
 
 
 class Pushed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pushed"):
