@@ -67,7 +67,15 @@ REQUESTS: tuple[Request, ...] = (
     Done(transfer_id="t1", source_epoch="epoch-p", sink=DECODE, sink_rank=0, sink_ranks=2, read_id="r1"),
     Renew(transfer_id="t1", source_epoch="epoch-p"),
     Release(transfer_id="t1", epoch="epoch-p", reason="client gone"),
-    Claim(transfer_id="t1", sink_epoch="epoch-d", source=PREFILL, source_ranks=2, prompt_hash="ab"),
+    Claim(
+        transfer_id="t1",
+        sink_epoch="epoch-d",
+        source=PREFILL,
+        source_ranks=2,
+        prompt_hash="ab",
+        source_host="10.0.0.1",
+        source_port=36000,
+    ),
     Pushed(
         transfer_id="t1",
         sink_epoch="epoch-d",
