@@ -52,15 +52,16 @@ class Transport(Protocol):
         """Make memory reachable by peers. Raises OperatorError with the reason when it cannot."""
         ...
 
-    def read(self, peer: str, pieces: Pieces, deadline: float) -> None:
+    def read(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
         """Copy `pieces.source` addresses at `peer` to `pieces.sink` addresses here.
 
-        `deadline` is on `time.monotonic()`.
+        `deadline` is on `time.monotonic()`. With `via`, only while `session` is still that: after a fence the call
+        fails with nothing submitted, so that bytes counted to the old endpoint cannot come in through the new one.
         """
         ...
 
-    def write(self, peer: str, pieces: Pieces, deadline: float) -> None:
-        """Copy `pieces.source` addresses here to `pieces.sink` addresses at `peer`."""
+    def write(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
+        """Copy `pieces.source` addresses here to `pieces.sink` addresses at `peer`; otherwise as `read`."""
         ...
 
     def probe(self, peer: str) -> bool:

@@ -80,11 +80,11 @@ class MooncakeTransport:
             self._register_with(self._current, new)
             self._ranges = tuple(sorted((*self._ranges, *new), key=lambda r: r.address))
 
-    def read(self, peer: str, pieces: Pieces, deadline: float) -> None:
-        self._move(Direction.READ, peer, pieces, deadline)
+    def read(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
+        self._move(Direction.READ, peer, pieces, deadline, via)
 
-    def write(self, peer: str, pieces: Pieces, deadline: float) -> None:
-        self._move(Direction.WRITE, peer, pieces, deadline)
+    def write(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
+        self._move(Direction.WRITE, peer, pieces, deadline, via)
 
     def probe(self, peer: str) -> bool:
         with self._current.entered() as endpoint:
@@ -164,7 +164,7 @@ class MooncakeTransport:
 
     # -- transfers
 
-    def _move(self, direction: Direction, peer: str, pieces: Pieces, deadline: float) -> None:
+    def _move(self, direction: Direction, peer: str, pieces: Pieces, deadline: float, via: str) -> None:
         if len(pieces) == 0:
             return
         local, remote = pieces.sink, pieces.source
@@ -178,6 +178,8 @@ class MooncakeTransport:
             )
         transfer = _Transfer(direction, peer, local.tolist(), remote.tolist(), pieces.length.tolist(), deadline)
         endpoint = self._current
+        if via and endpoint.session != via:
+            raise TransferError(f"{direction.value} with {peer}: endpoint {via} was replaced", quiesced=True)
         try:
             with endpoint.entered():
                 if self._protocol == "tcp":
