@@ -35,7 +35,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from ascend_pd.versions import VLLM_DISTRIBUTIONS, vllm_adapter
-from connectors.compat.features import BlockIds, CacheGroup, Features, allocated_block_ids, kv_params_of
+from connectors.compat.features import BlockIds, Features, allocated_block_ids, kv_params_of
+from connectors.device.kv_layout import CacheGroup
 
 
 def _installed() -> dict[str, str]:

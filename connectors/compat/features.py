@@ -47,19 +47,6 @@ class StandInResults:
     failed_recving: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheGroup:
-    """One KV cache group that takes part in transfers."""
-
-    index: int
-    """Position in vLLM's list of groups, which is also the position of its list in `BlockIds`."""
-    layer_names: tuple[str, ...]
-    block_size: int
-    """Tokens per block."""
-    spec: Any
-    """vLLM's own `KVCacheSpec`."""
-
-
 def kv_params_of(request: Any) -> dict[str, Any]:
     """A request's `kv_transfer_params`, empty when it has none. A copy: vLLM hands out its own mutable dict."""
     raw = request.kv_transfer_params

@@ -12,8 +12,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from connectors.compat.features import BlockIds, CacheGroup, Features
+from connectors.compat.features import BlockIds, Features
 from connectors.compat.features import StandInResults as TransferResults
+from connectors.compat.groups import group_of
+from connectors.device.kv_layout import CacheGroup
 
 FEATURES = Features(
     fails_by_request=False,
@@ -63,11 +65,8 @@ def _computed(ids: list[int], spec: Any, num_computed_tokens: int) -> list[int]:
 
 
 def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
-    """The KV cache groups that are transferred: all of them."""
-    return tuple(
-        CacheGroup(index, tuple(group.layer_names), group.kv_cache_spec.block_size, group.kv_cache_spec)
-        for index, group in enumerate(kv_cache_config.kv_cache_groups)
-    )
+    """All KV cache groups, in the order of their lists in `BlockIds`."""
+    return tuple(group_of(group) for group in kv_cache_config.kv_cache_groups)
 
 
 def cpu_attention_isa(vllm_config: Any, spec: Any) -> str:

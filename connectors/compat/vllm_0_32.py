@@ -14,7 +14,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults as TransferResults
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from connectors.compat.features import BlockIds, CacheGroup, Features
+from ascend_pd.errors import OperatorError
+from connectors.compat.features import BlockIds, Features
+from connectors.compat.groups import group_of
+from connectors.device.kv_layout import CacheGroup
 
 FEATURES = Features(
     fails_by_request=True,
@@ -54,12 +57,15 @@ class ConnectorBase(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
 
 def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
-    """The KV cache groups that are transferred."""
+    """All KV cache groups, in the order of their lists in `BlockIds`.
+
+    Raises:
+        OperatorError: vLLM keeps a group of this model out of transfers (HiSparse).
+    """
     groups = kv_cache_config.kv_cache_groups
-    return tuple(
-        CacheGroup(i, tuple(groups[i].layer_names), groups[i].kv_cache_spec.block_size, groups[i].kv_cache_spec)
-        for i in kv_cache_config.transfer_group_ids
-    )
+    if len(kv_cache_config.transfer_group_ids) != len(groups):
+        raise OperatorError("this model has a KV cache that vLLM keeps out of transfers", "serve it without P/D")
+    return tuple(group_of(group) for group in groups)
 
 
 def cpu_attention_isa(vllm_config: Any, spec: Any) -> str:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from ascend_pd.errors import OperatorError
-from ascend_pd.layout.description import KVLayout, Part, Region
+from ascend_pd.layout.description import Group, KVLayout, Part, Region
+from ascend_pd.layout.geometry import heads_of_rank
 
 
 class Tensor(Protocol):
@@ -43,16 +44,30 @@ REPORT = "report this model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """One KV cache group of vLLM: layers that share a list of block ids. `connectors.compat.cache_groups` reads
+    them."""
+
+    layer_names: tuple[str, ...]
+    block_size: int
+    """Tokens per scheduler block."""
+    mla: bool = False
+    sliding_window: int = 0
+    """Tokens; 0 is full attention."""
+    recurrent: bool = False
+    """A state per request instead of a cache per token."""
+    spec: Any = None
+    """vLLM's own `KVCacheSpec`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """What the tensors cannot tell about the worker that holds them."""
 
     num_blocks: int
     """Scheduler blocks (`KVCacheConfig.num_blocks`)."""
-    block_size: int
-    """Tokens per scheduler block."""
     num_kv_heads: int
     """Of the whole model; ignored for MLA."""
-    mla: bool
     tp_rank: int = 0
     tp_size: int = 1
     pp_rank: int = 0
@@ -77,37 +92,36 @@ class _Axes:
     token_bytes: int
 
 
-def describe(
-    kv_caches: Mapping[str, LayerCache], placement: Placement, groups: Mapping[str, int] | None = None
-) -> KVLayout:
+def describe(kv_caches: Mapping[str, LayerCache], placement: Placement, groups: Sequence[CacheGroup]) -> KVLayout:
     """One worker's layout.
 
     Args:
-        kv_caches: what vLLM passed to `register_kv_caches`.
+        kv_caches: what vLLM passed to `register_kv_caches`. Layers of other workers (pipeline stages) may be named
+            in `groups`; layers that no group names are left out.
         placement: where this worker stands in the model.
-        groups: KV cache group by layer name; one group when left out. Layers that are not in it are left out.
+        groups: all KV cache groups, in vLLM's order.
 
     Raises:
-        OperatorError: a cache that cannot be transferred (NZ format, indexer or state tensors, heads that the
-            planner cannot address), naming layer and reason.
+        OperatorError: a cache that cannot be transferred (NZ format, indexer or state tensors, layers that
+            differ in what the planner takes as equal), naming layer and reason.
     """
-    if placement.nz:
-        raise OperatorError(
-            "the KV cache is in NZ (fractal) format, whose blocks have no token or head stride",
-            "take enable_kv_nz out of --additional-config",
-        )
-    chosen = {name: cache for name, cache in kv_caches.items() if groups is None or name in groups}
-    if not chosen:
-        raise OperatorError("vLLM registered no KV cache to transfer", "this model cannot be served with P/D")
+    _check_kind(placement, groups)
+    mla = groups[0].mla
     parts = [
-        (name, part, axes)
-        for name in sorted(chosen, key=layer_index)
-        for part, axes in _parts(name, chosen[name], placement.mla)
+        (group, name, part, axes)
+        for group, cache_group in enumerate(groups)
+        for name in cache_group.layer_names
+        if name in kv_caches
+        for part, axes in _parts(name, kv_caches[name], mla)
     ]
-    for name, _, axes in parts:
-        _check_blocks(name, axes, placement)
-    heads = stored_heads(placement)
-    _check_uniform([axes for _, _, axes in parts], len(heads), placement)
+    if not parts:
+        raise OperatorError("vLLM registered no KV cache to transfer", "this model cannot be served with P/D")
+    parts.sort(key=lambda item: layer_index(item[1]))
+    for group, name, _, axes in parts:
+        _check_blocks(name, axes, placement.num_blocks, groups[group].block_size)
+    heads = _stored_heads(placement, mla)
+    _check_heads({axes.heads for *_, axes in parts}, len(heads), placement)
+    described = tuple(_group(number, group, parts) for number, group in enumerate(groups))
     return KVLayout(
         regions=tuple(
             Region(
@@ -118,20 +132,21 @@ def describe(
                 head_stride=axes.head_stride,
                 token_stride=axes.token_stride,
                 token_bytes=axes.token_bytes,
-                group=groups[name] if groups else 0,
+                group=group,
             )
-            for name, part, axes in parts
+            for group, name, part, axes in parts
         ),
-        dtype=_dtype(chosen),
+        dtype=_dtype(tensor for name in {item[1] for item in parts} for tensor in tensors_of(kv_caches[name])),
         num_blocks=placement.num_blocks,
-        block_size=placement.block_size,
-        kernel_blocks_per_block=placement.block_size // parts[0][2].tokens,
+        block_size=described[0].block_size,
+        kernel_blocks_per_block=described[0].kernel_blocks_per_block,
+        groups=described if len(described) > 1 or described[0].sliding_window else (),
         tp_rank=placement.tp_rank,
         tp_size=placement.tp_size,
-        num_kv_heads=1 if placement.mla else placement.num_kv_heads,
+        num_kv_heads=1 if mla else placement.num_kv_heads,
         heads=heads,
-        mla=placement.mla,
-        packed="" if placement.mla else placement.packed,
+        mla=mla,
+        packed="" if mla else placement.packed,
         pp_rank=placement.pp_rank,
         pp_size=placement.pp_size,
     )
@@ -150,19 +165,6 @@ def layer_index(name: str) -> int:
     if len(numbered) != 1:
         raise OperatorError(f"cannot tell the layer's index from its name {name!r}", REPORT)
     return int(words[numbered[0]])
-
-
-def stored_heads(placement: Placement) -> tuple[int, ...]:
-    """Global KV heads of this rank: an equal share, or one replica when there are more ranks than heads."""
-    if placement.mla:
-        return (0,)
-    heads, ranks = placement.num_kv_heads, placement.tp_size
-    if heads % ranks and ranks % heads:
-        raise OperatorError(f"{heads} KV heads cannot be spread over {ranks} ranks", "choose another tp")
-    if ranks > heads:
-        return (placement.tp_rank // (ranks // heads),)
-    share = heads // ranks
-    return tuple(range(placement.tp_rank * share, (placement.tp_rank + 1) * share))
 
 
 def tensors_of(cache: LayerCache) -> tuple[Tensor, ...]:
@@ -228,36 +230,67 @@ def _axes(name: str, tensor: Tensor, *, block: int, head: int | None, token: int
     )
 
 
-def _check_blocks(name: str, axes: _Axes, placement: Placement) -> None:
-    """The tensor may count smaller blocks than the scheduler, whole ones only."""
-    expected_blocks, rest = divmod(placement.num_blocks * placement.block_size, axes.tokens)
-    if rest or placement.block_size % axes.tokens or axes.blocks < expected_blocks:
+def _check_kind(placement: Placement, groups: Sequence[CacheGroup]) -> None:
+    if placement.nz:
         raise OperatorError(
-            f"{name} has {axes.blocks} blocks of {axes.tokens} tokens, the scheduler has "
-            f"{placement.num_blocks} of {placement.block_size}",
+            "the KV cache is in NZ (fractal) format, whose blocks have no token or head stride",
+            "take enable_kv_nz out of --additional-config",
+        )
+    recurrent = next((group for group in groups if group.recurrent), None)
+    if recurrent is not None:
+        raise OperatorError(
+            f"{recurrent.layer_names[0]} keeps a recurrent state (Mamba, GDN), which is not transferred",
+            "serve this model without P/D",
+        )
+    if len({group.mla for group in groups}) != 1:
+        raise OperatorError(
+            "this model mixes MLA with other attention, or has no KV cache", "serve it without P/D"
+        )
+
+
+def _check_blocks(name: str, axes: _Axes, num_blocks: int, block_size: int) -> None:
+    """The tensor may count smaller blocks than the scheduler, whole ones only."""
+    if block_size % axes.tokens or axes.blocks < num_blocks * (block_size // axes.tokens):
+        raise OperatorError(
+            f"{name} has {axes.blocks} blocks of {axes.tokens} tokens, "
+            f"the scheduler has {num_blocks} of {block_size}",
             "choose a block size that is a multiple of the attention kernel's",
         )
 
 
-def _check_uniform(parts: Sequence[_Axes], stored: int, placement: Placement) -> None:
-    """One list of heads and one kernel block size hold for all layers."""
-    heads = {axes.heads for axes in parts}
-    if heads != {stored}:
+def _check_heads(found: set[int], stored: int, placement: Placement) -> None:
+    if found != {stored}:
         raise OperatorError(
-            f"layers of this model store {sorted(heads)} KV heads per rank, {stored} were expected "
+            f"layers of this model store {sorted(found)} KV heads per rank, {stored} were expected "
             f"({placement.num_kv_heads} heads on {placement.tp_size} ranks)",
             "models whose layers differ in KV heads cannot be transferred",
         )
-    tokens = {axes.tokens for axes in parts}
+
+
+def _stored_heads(placement: Placement, mla: bool) -> tuple[int, ...]:
+    heads, ranks = 1 if mla else placement.num_kv_heads, placement.tp_size
+    if heads % ranks and ranks % heads:
+        raise OperatorError(f"{heads} KV heads cannot be spread over {ranks} ranks", "choose another tp")
+    return heads_of_rank(heads, ranks, placement.tp_rank)
+
+
+def _group(number: int, group: CacheGroup, parts: Iterable[tuple[int, str, Part, _Axes]]) -> Group:
+    """A group without layers on this worker (another pipeline stage's) counts its blocks like the kernel."""
+    tokens = {axes.tokens for of, _, _, axes in parts if of == number} or {group.block_size}
     if len(tokens) != 1:
         raise OperatorError(
-            f"layers of this model have attention blocks of {sorted(tokens)} tokens",
+            f"layers of KV cache group {number} have attention blocks of {sorted(tokens)} tokens",
             "models whose layers differ in block size cannot be transferred",
         )
+    return Group(
+        block_size=group.block_size,
+        kernel_blocks_per_block=group.block_size // tokens.pop(),
+        sliding_window=group.sliding_window,
+    )
 
 
-def _dtype(kv_caches: Mapping[str, LayerCache]) -> str:
-    names = {str(t.dtype).removeprefix("torch.") for cache in kv_caches.values() for t in tensors_of(cache)}
+def _dtype(tensors: Iterable[Tensor]) -> str:
+    names = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors}
     if len(names) != 1:
         raise OperatorError(f"the KV cache mixes {', '.join(sorted(names))}", "choose one --kv-cache-dtype")
     return names.pop()

@@ -11,7 +11,7 @@ import pytest
 
 from ascend_pd.errors import OperatorError
 from ascend_pd.layout.description import KVLayout, Part
-from connectors.device.kv_layout import Placement, describe, layer_index, stored_heads
+from connectors.device.kv_layout import CacheGroup, Placement, describe, layer_index
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,15 @@ class FakeTensor:
 
 
 def placement(**changes: Any) -> Placement:
-    return replace(Placement(num_blocks=10, block_size=128, num_kv_heads=4, mla=False), **changes)
+    return replace(Placement(num_blocks=10, num_kv_heads=4), **changes)
+
+
+def one_group(caches: dict[str, Any], **changes: Any) -> list[CacheGroup]:
+    return [replace(CacheGroup(layer_names=tuple(caches), block_size=128), **changes)]
+
+
+def described(caches: dict[str, Any], where: Placement | None = None, **group: Any) -> KVLayout:
+    return describe(caches, where or placement(), one_group(caches, **group))
 
 
 def name(layer: int) -> str:
@@ -48,7 +56,7 @@ def address(layout: KVLayout, layer: int, part: Part, block: int, head: int, tok
 
 def test_one_packed_tensor_per_layer_is_head_major_with_k_and_v_joined() -> None:
     caches = {name(i): FakeTensor(1 << 20 | i << 30, (10, 4, 128, 64)) for i in range(12)}
-    layout = describe(caches, placement(packed="vec"))
+    layout = described(caches, placement(packed="vec"))
     assert [r.layer for r in layout.regions] == list(range(12))
     assert {r.part for r in layout.regions} == {Part.KV}
     assert address(layout, 11, Part.KV, 3, 2, 5) == (1 << 20 | 11 << 30) + 2 * (((3 * 4 + 2) * 128 + 5) * 64)
@@ -63,7 +71,7 @@ def test_one_packed_tensor_per_layer_is_head_major_with_k_and_v_joined() -> None
 
 def test_physical_order_comes_from_the_strides() -> None:
     token_major = FakeTensor(4096, (10, 4, 128, 64), strides=(128 * 4 * 64, 64, 4 * 64, 1))
-    layout = describe({name(0): token_major}, placement())
+    layout = described({name(0): token_major})
     assert address(layout, 0, Part.KV, 1, 1, 1) == 4096 + 2 * (128 * 4 * 64 + 64 + 4 * 64)
 
 
@@ -73,20 +81,20 @@ def test_layers_interleaved_in_one_storage_keep_their_block_stride() -> None:
         name(i): FakeTensor(4096 + 2 * i * slab, (10, 4, 128, 64), strides=(layers * slab, 128 * 64, 64, 1))
         for i in range(layers)
     }
-    layout = describe(caches, placement())
+    layout = described(caches)
     assert address(layout, 2, Part.KV, 4, 0, 0) == 4096 + 2 * (4 * layers + 2) * slab
 
 
 @pytest.mark.parametrize("shape", [(10, 1, 128, 576), (10, 128, 576)])
 def test_joined_mla_is_one_latent_of_one_head(shape: tuple[int, ...]) -> None:
-    layout = describe({name(0): FakeTensor(64, shape)}, placement(mla=True, packed="vec", tp_rank=3, tp_size=8))
+    layout = described({name(0): FakeTensor(64, shape)}, placement(packed="vec", tp_rank=3, tp_size=8), mla=True)
     assert (layout.mla, layout.heads, layout.num_kv_heads, layout.packed) == (True, (0,), 1, "")
     assert [(r.part, r.token_bytes, r.token_stride) for r in layout.regions] == [(Part.LATENT, 1152, 1152)]
 
 
 def test_a_tuple_is_k_and_v_token_major() -> None:
     k, v = FakeTensor(2 << 20, (10, 128, 4, 32)), FakeTensor(4 << 20, (10, 128, 4, 32))
-    layout = describe({name(0): (k, v)}, placement())
+    layout = described({name(0): (k, v)})
     assert address(layout, 0, Part.K, 2, 1, 5) == (2 << 20) + 2 * (((2 * 128 + 5) * 4 + 1) * 32)
     assert address(layout, 0, Part.V, 0, 0, 0) == 4 << 20
     assert {r.token_bytes for r in layout.regions} == {64}
@@ -94,12 +102,12 @@ def test_a_tuple_is_k_and_v_token_major() -> None:
 
 def test_a_tuple_of_mla_is_latent_and_rope() -> None:
     latent, rope = FakeTensor(2 << 20, (10, 128, 1, 512)), FakeTensor(4 << 20, (10, 128, 1, 64))
-    layout = describe({name(0): (latent, rope)}, placement(mla=True))
+    layout = described({name(0): (latent, rope)}, mla=True)
     assert [(r.part, r.token_bytes) for r in layout.regions] == [(Part.LATENT, 1024), (Part.ROPE, 128)]
 
 
 def test_a_kernel_with_smaller_blocks_is_described_in_its_own_blocks() -> None:
-    layout = describe({name(0): FakeTensor(64, (40, 4, 32, 64))}, placement())
+    layout = described({name(0): FakeTensor(64, (40, 4, 32, 64))})
     assert (layout.num_blocks, layout.block_size, layout.kernel_blocks_per_block) == (10, 128, 4)
     assert layout.regions[0].block_stride == 2 * 4 * 32 * 64
 
@@ -107,13 +115,22 @@ def test_a_kernel_with_smaller_blocks_is_described_in_its_own_blocks() -> None:
 @pytest.mark.parametrize("shape", [(10, 4, 96, 64), (9, 4, 128, 64), (5, 4, 256, 64)])
 def test_blocks_that_do_not_make_whole_scheduler_blocks_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(OperatorError, match="the scheduler has 10 of 128"):
-        describe({name(0): FakeTensor(64, shape)}, placement())
+        described({name(0): FakeTensor(64, shape)})
 
 
 def test_groups_select_and_number_the_layers() -> None:
     caches = {name(i): FakeTensor(i << 30, (10, 4, 128, 64)) for i in range(3)}
-    layout = describe(caches, placement(), {name(2): 0, name(0): 1})
+    groups = [
+        CacheGroup(layer_names=(name(2), name(7)), block_size=128),
+        CacheGroup(layer_names=(name(0),), block_size=256, sliding_window=4096),
+    ]
+    caches[name(0)] = FakeTensor(0, (20, 4, 128, 64))
+    layout = describe(caches, placement(), groups)
     assert [(r.layer, r.group) for r in layout.regions] == [(0, 1), (2, 0)]
+    assert [(g.block_size, g.kernel_blocks_per_block, g.sliding_window) for g in layout.groups] == [
+        (128, 1, 0),
+        (256, 2, 4096),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -133,13 +150,14 @@ def test_groups_select_and_number_the_layers() -> None:
             "mixes bfloat16, int8",
         ),
         (dict, {}, "no KV cache"),
+        (lambda: {name(0): FakeTensor(0, (10, 4, 128, 64))}, {"recurrent": True}, "recurrent"),
     ],
 )
 def test_what_cannot_be_transferred_is_refused_with_a_reason(
     caches: Callable[[], dict[str, Any]], changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(OperatorError, match=reason):
-        describe(caches(), placement(**changes))
+        described(caches(), placement(nz=changes.pop("nz", False)), **changes)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +180,19 @@ def test_a_name_that_does_not_tell_is_refused(layer_name: str) -> None:
         layer_index(layer_name)
 
 
-@pytest.mark.parametrize(
-    ("num_kv_heads", "tp_size", "tp_rank", "heads"),
-    [(8, 2, 1, (4, 5, 6, 7)), (8, 8, 3, (3,)), (2, 8, 3, (0,)), (2, 8, 4, (1,)), (1, 4, 3, (0,))],
-)
-def test_heads_are_shared_or_replicated(
-    num_kv_heads: int, tp_size: int, tp_rank: int, heads: tuple[int, ...]
-) -> None:
-    assert stored_heads(placement(num_kv_heads=num_kv_heads, tp_size=tp_size, tp_rank=tp_rank)) == heads
+def test_heads_are_shared_or_replicated() -> None:
+    caches = {name(0): FakeTensor(0, (10, 1, 128, 64))}
+    assert described(caches, placement(num_kv_heads=4, tp_size=4, tp_rank=2)).heads == (2,)
+    assert described(caches, placement(num_kv_heads=2, tp_size=8, tp_rank=4)).heads == (1,)
 
 
 def test_heads_that_cannot_be_spread_are_refused() -> None:
     with pytest.raises(OperatorError, match="6 KV heads cannot be spread over 4"):
-        stored_heads(placement(num_kv_heads=6, tp_size=4))
+        described({name(0): FakeTensor(0, (10, 1, 128, 64))}, placement(num_kv_heads=6, tp_size=4))
+
+
+def test_a_mix_of_mla_and_other_attention_is_refused() -> None:
+    caches = {name(i): FakeTensor(0, (10, 1, 128, 64)) for i in range(2)}
+    groups = [CacheGroup(layer_names=(name(i),), block_size=128, mla=bool(i)) for i in range(2)]
+    with pytest.raises(OperatorError, match="mixes MLA"):
+        describe(caches, placement(), groups)

@@ -14,10 +14,12 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
     MLAAttentionSpec,
+    SlidingWindowSpec,
 )
 
+import connectors.compat as compat
 from ascend_pd.layout.description import KVLayout, Part, Region
-from connectors.device.kv_layout import Placement, describe
+from connectors.device.kv_layout import CacheGroup, Placement, describe
 
 SERIES = os.environ["ASCEND_PD_TEST_SERIES"]
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(3)]
@@ -65,8 +67,14 @@ def allocate_0_23(mla: bool) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(shape) for name in LAYERS}
 
 
-def placement(mla: bool) -> Placement:
-    return Placement(num_blocks=BLOCKS, block_size=BLOCK, num_kv_heads=HEADS, mla=mla, packed="vec")
+def placement() -> Placement:
+    return Placement(num_blocks=BLOCKS, num_kv_heads=HEADS, packed="vec")
+
+
+def groups(mla: bool) -> tuple[CacheGroup, ...]:
+    group = KVCacheGroupSpec(LAYERS, spec(mla))
+    config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[group])
+    return compat.cache_groups(config)
 
 
 def number_at(region: Region, block: int, head: int, token: int, element: int = 0) -> float:
@@ -79,7 +87,7 @@ def check(caches: dict[str, torch.Tensor], mla: bool) -> KVLayout:
     for index, name in enumerate(LAYERS):
         view = caches[name]
         view.copy_(torch.arange(view.numel(), dtype=torch.float32).reshape(view.shape) + 1e5 * index)
-    layout = describe(caches, placement(mla))
+    layout = describe(caches, placement(), groups(mla))
     assert [r.layer for r in layout.regions] == [0, 1, 2]
     for region, name in zip(layout.regions, LAYERS, strict=True):
         for block, head, token in ((0, 0, 0), (4, 0, 31), (2, 0 if mla else 2, 7)):
@@ -112,7 +120,28 @@ def test_tuples_of_vllm_ascend_are_described() -> None:
     for pair in caches.values():
         for tensor in pair:
             tensor.copy_(torch.randn(tensor.shape))
-    layout = describe(caches, placement(False))
+    layout = describe(caches, placement(), groups(False))
     for region in layout.regions:
         tensor = caches[LAYERS[region.layer]][region.part is Part.V]
         assert number_at(region, 3, 2, 9, 5) == tensor[3, 9, 2, 5].item()
+
+
+def test_groups_are_read_from_vllms_specs() -> None:
+    sliding = SlidingWindowSpec(
+        block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=96
+    )
+    config = KVCacheConfig(
+        num_blocks=BLOCKS,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            KVCacheGroupSpec(["a.0"], spec(False)),
+            KVCacheGroupSpec(["a.1"], sliding),
+            KVCacheGroupSpec(["a.2"], spec(True)),
+        ],
+    )
+    read = compat.cache_groups(config)
+    assert [(g.layer_names, g.block_size, g.sliding_window, g.mla) for g in read] == [
+        (("a.0",), BLOCK, 0, False),
+        (("a.1",), BLOCK, 96, False),
+        (("a.2",), BLOCK, 0, True),
+    ]
