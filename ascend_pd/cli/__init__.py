@@ -17,6 +17,7 @@ from ascend_pd import __version__
 from ascend_pd.errors import AscendPdError, OperatorError
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "engine": ("ascend_pd.cli.engine", "run or print one engine of a cluster file"),
     "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),
 }
 """Command → its module and its one-line description, in the order of the help page."""

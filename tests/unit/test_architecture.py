@@ -16,6 +16,11 @@ PURE = (
     "ascend_pd/models",
     "ascend_pd/check/rules",
     "ascend_pd/manifests",
+    "ascend_pd/launch/plan.py",
+    "ascend_pd/launch/engine_command.py",
+    "ascend_pd/launch/engine_environment.py",
+    "ascend_pd/launch/front_command.py",
+    "ascend_pd/embedded/llama_gguf.py",
     "connectors/handoff",
 )
 IMPURE_MODULES = {"os", "time", "random", "socket", "threading", "subprocess", "torch", "vllm", "zmq", "asyncio"}

@@ -1,0 +1,85 @@
+"""The environment of one engine. Pure.
+
+Sources: vLLM's CPU installation guide (`VLLM_CPU_*`), Mooncake's TCP transport settings (`MC_*`), the Ascend
+direct transport (`ASCEND_*_TIMEOUT`, milliseconds), HCCL's environment reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from ascend_pd.launch.plan import Site
+from ascend_pd.spec.cluster import ConnectorSpec, Hardware, PDCluster
+from ascend_pd.spec.topology import Engine, Replica, Topology
+
+CPU_CACHE_GIB = "1"
+"""182 blocks of 128 tokens of SmolLM2-135M in float32; a pool's `env` sets another size."""
+
+_STATUS_S, _PROGRESS_S, _TRANSFER_S = 4, 4, 15
+"""Mooncake's own timers. The two inner ones must end well before the outer one: an operation that the outer one
+gives up while the inner ones still run may land its bytes long after the error."""
+_ASCEND_CONNECT_MS, _ASCEND_TRANSFER_MS = 10_000, 10_000
+
+
+def engine_environment(
+    cluster: PDCluster, topology: Topology, replica: Replica, engine: Engine, site: Site, host: str
+) -> Mapping[str, str]:
+    """What an engine's processes on `host` get on top of the inherited environment.
+
+    The cluster file's own `env` comes last, the pool's after the engine section's: the operator has the last word.
+    """
+    pool = cluster.spec.pools[replica.pool_index]
+    env = {
+        "PYTHONUNBUFFERED": "1",
+        # The folder that a process is started in must not lend it a package called `proxy` or `connectors`.
+        "PYTHONSAFEPATH": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_HOST_IP": host,
+        **_transport(cluster.spec.connector),
+    }
+    if replica.hardware is Hardware.CPU:
+        env |= _cpu(topology, host, site)
+    else:
+        env |= _npu(engine, host)
+    return {**env, **cluster.spec.engine.env, **pool.env}
+
+
+def _transport(connector: ConnectorSpec) -> dict[str, str]:
+    if connector.transport != "mooncake":
+        return {}
+    env = {"MC_TRANSFER_TIMEOUT": str(_TRANSFER_S), "GLOG_minloglevel": "2"}
+    if connector.protocol == "tcp":
+        env |= {
+            "MC_TCP_STATUS_TIMEOUT_SEC": str(_STATUS_S),
+            "MC_TCP_PROGRESS_TIMEOUT_SEC": str(_PROGRESS_S),
+            # A rejected piece can wedge a peer's connection for good, so the queue never rejects one.
+            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        }
+    if connector.protocol == "ascend":
+        env |= {
+            "ASCEND_CONNECT_TIMEOUT": str(_ASCEND_CONNECT_MS),
+            "ASCEND_TRANSFER_TIMEOUT": str(_ASCEND_TRANSFER_MS),
+        }
+    return env
+
+
+def _cpu(topology: Topology, host: str, site: Site) -> dict[str, str]:
+    sharing = sum(1 for engine in topology.engines if engine.host == host)
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": CPU_CACHE_GIB,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, site.cores // max(1, sharing))),
+    }
+
+
+def _npu(engine: Engine, host: str) -> dict[str, str]:
+    env = {"ASCEND_RT_VISIBLE_DEVICES": ",".join(str(device) for device in engine.devices_on(host))}
+    try:
+        ip_address(host)
+    except ValueError:
+        # A name: HCCL and vLLM then use the address of the default route.
+        return env
+    return {**env, "HCCL_IF_IP": host}
