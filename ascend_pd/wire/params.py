@@ -6,7 +6,7 @@ remote_host, remote_port) are vLLM's own, so that its logs and metrics stay read
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -70,25 +70,39 @@ class LayerwisePrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     wire_version: int = WIRE_VERSION
 
 
+TransferId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Host = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """D → metaserver → P, layer-wise mode: the blocks that D keeps for one transfer."""
 
-    transfer_id: str
-    sink_engine_id: str
-    sink_epoch: str
-    sink_host: str
-    sink_port: int
-    block_ids: list[list[int]]
+    transfer_id: TransferId
+    sink_engine_id: Name
+    sink_epoch: Name
+    sink_host: Host
+    sink_port: Port
+    block_ids: Annotated[list[list[Natural]], msgspec.Meta(min_length=1)]
     """Per KV cache group, in token order, the blocks D already has (its prefix hit) included."""
-    block_size: int
-    tp_size: int
-    num_prompt_tokens: int
-    num_cached_tokens: int
+    block_size: Positive
+    tp_size: Positive
+    num_prompt_tokens: Positive
+    num_cached_tokens: Natural
     """Tokens that D already has in its prefix cache: P sends only what comes after them."""
-    prompt_hash: str
-    deadline_seconds: float
-    """How long D waits from now before it gives the reservation up."""
-    wire_version: int = WIRE_VERSION
+    prompt_hash: Name
+    deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+    """How long D waits from now before it gives the reservation up; the metaserver hands out what is left."""
+    wire_version: Annotated[int, msgspec.Meta(ge=WIRE_VERSION, le=WIRE_VERSION)] = WIRE_VERSION
+
+    def __post_init__(self) -> None:
+        if self.num_cached_tokens > self.num_prompt_tokens:
+            raise ValueError(
+                f"num_cached_tokens {self.num_cached_tokens} exceeds num_prompt_tokens {self.num_prompt_tokens}"
+            )
 
 
 Params = PullPrefill | PullHandoff | LayerwiseDecode | LayerwisePrefill
