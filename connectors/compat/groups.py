@@ -24,6 +24,7 @@ def group_of(group: Any) -> CacheGroup:
         layer_names=tuple(group.layer_names),
         block_size=spec.block_size,
         mla=all(isinstance(kind, MLAAttentionSpec | SlidingWindowMLASpec) for kind in kinds),
+        sparse=any(getattr(kind, "sparse_head_dim", None) is not None for kind in kinds),
         sliding_window=_window(kinds[0]),
         recurrent=any(isinstance(kind, MambaSpec) for kind in kinds),
         spec=kinds[0],

@@ -52,6 +52,8 @@ class CacheGroup:
     block_size: int
     """Tokens per scheduler block."""
     mla: bool = False
+    sparse: bool = False
+    """vllm-ascend's sparse attention: an indexer's keys lie next to the cache, with or without the rope part."""
     sliding_window: int = 0
     """Tokens; 0 is full attention."""
     recurrent: bool = False
@@ -235,6 +237,11 @@ def _check_kind(placement: Placement, groups: Sequence[CacheGroup]) -> None:
         raise OperatorError(
             "the KV cache is in NZ (fractal) format, whose blocks have no token or head stride",
             "take enable_kv_nz out of --additional-config",
+        )
+    if any(group.sparse for group in groups):
+        raise OperatorError(
+            "this model's sparse attention keeps an indexer cache, which is not transferred",
+            "serve this model without P/D",
         )
     recurrent = next((group for group in groups if group.recurrent), None)
     if recurrent is not None:

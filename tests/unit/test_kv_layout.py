@@ -138,6 +138,7 @@ def test_groups_select_and_number_the_layers() -> None:
     [
         (lambda: {name(0): (FakeTensor(0, (10, 128, 4, 32)),) * 2}, {"nz": True}, "NZ"),
         (lambda: {name(0): (FakeTensor(0, (10, 128, 1, 512)),) * 3}, {"mla": True}, "indexer"),
+        (lambda: {name(0): (FakeTensor(0, (10, 128, 1, 512)),) * 2}, {"mla": True, "sparse": True}, "indexer"),
         (lambda: {name(0): FakeTensor(0, (10, 2, 128, 64))}, {}, "4 were expected"),
         (lambda: {name(0): FakeTensor(0, (2, 10, 4, 128, 64))}, {}, "shape"),
         (lambda: {name(0): FakeTensor(0, (10, 4, 128, 64), strides=(1 << 16, 1 << 14, 1, 128))}, {}, "contiguous"),
