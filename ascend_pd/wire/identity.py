@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from ascend_pd.wire import WIRE_VERSION
 
@@ -66,5 +67,5 @@ def transfer_id_from(random_bytes: bytes) -> str:
 
 def prompt_hash(token_ids: Sequence[int]) -> str:
     """Hash of a prompt's token ids: equal prompts, and only they, are handed off to each other."""
-    packed = b"".join(int(t).to_bytes(4, "little") for t in token_ids)
+    packed = np.asarray(token_ids, dtype="<u4").tobytes()
     return hashlib.blake2b(packed, digest_size=16).hexdigest()

@@ -39,6 +39,8 @@ class PullHandoff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_hash: str
     lease_seconds: float
     """Duration from when P answered; renewed through the side channel."""
+    remote_prefill_cached_tokens: int | None = None
+    """Added by P's vLLM: prompt tokens that P had cached; D's vLLM reports them in `usage`."""
     do_remote_prefill: bool = True
     do_remote_decode: bool = False
     wire_version: int = WIRE_VERSION

@@ -1,0 +1,348 @@
+"""The worker side of the pull connector: P's memory made readable, D's reads, and what vLLM is told of them.
+
+One sink machine per rank. Three kinds of threads: vLLM's own (orders loads, takes results), one lane per prefill
+engine (handshake, reads), one clock (deadlines and fences). None waits for another but for the ledger's lock,
+which is never held during I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+
+from ascend_pd.errors import AscendPdError, TransferError
+from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.plan import salt_of
+from ascend_pd.wire.identity import EngineRef
+from ascend_pd.wire.messages import Abort, Answer, Done, Reply, Verdict
+from connectors.device.base import Device
+from connectors.handoff.actions import (
+    AnswerEarly,
+    DemandRestart,
+    Fence,
+    Outcome,
+    ReportFinished,
+    SendAbort,
+    SendDone,
+    SinkAction,
+)
+from connectors.handoff.sink import SinkLedger, SinkLimits
+from connectors.lanes import Lanes
+from connectors.pull.metadata import LoadReport, PullLoad
+from connectors.pull.peers import Address, PeerDirectory, Source
+from connectors.settings import ConnectorSettings
+from connectors.sidechannel.client import SideChannelClient
+from connectors.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKE_S = 10.0
+_ABORT_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Load:
+    """One load and what is measured of it; times are monotonic seconds."""
+
+    order: PullLoad
+    began: float
+    deadline: float
+    shaken: float = 0.0
+    read: float = 0.0
+    num_bytes: int = 0
+    timings_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def transfer_id(self) -> str:
+        return self.order.handoff.transfer_id
+
+    @property
+    def address(self) -> Address:
+        return self.order.handoff.remote_host, self.order.handoff.remote_port
+
+    @property
+    def source(self) -> EngineRef:
+        return EngineRef(self.order.handoff.remote_engine_id, self.order.handoff.remote_epoch)
+
+
+@dataclass(slots=True)
+class LoadResults:
+    """What vLLM is told at the end of a step."""
+
+    finished: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    invalid_block_ids: set[int] = field(default_factory=set)
+    reports: list[LoadReport] = field(default_factory=list)
+
+
+class Reader:
+    """D's side of one rank.
+
+    Args:
+        single_group: the model has one KV cache group, so failed loads are named by their block ids.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectorSettings,
+        device: Device,
+        transport: Transport,
+        peers: PeerDirectory,
+        client: SideChannelClient,
+        *,
+        tp_rank: int,
+        single_group: bool,
+    ) -> None:
+        config = settings.config
+        self._settings = settings
+        self._device = device
+        self._transport = transport
+        self._peers = peers
+        self._client = client
+        self._tp_rank = tp_rank
+        self._single_group = single_group
+        self._ledger = SinkLedger(
+            "worker",
+            "pull",
+            SinkLimits(
+                transfer_s=config.transfer_seconds,
+                quarantine_s=config.quarantine_seconds,
+                answer_early=single_group and not settings.recompute,
+            ),
+        )
+        self._loads: dict[str, _Load] = {}
+        self._owners: dict[str, str] = {}
+        self._results = LoadResults()
+        self._changed = threading.Condition()
+        """Guards everything above and wakes the clock."""
+        self._fences_wanted = False
+        self._closed = False
+        self._lanes = Lanes(f"pull-r{tp_rank}", device.bind_thread)
+        self._clock = threading.Thread(target=self._keep_time, name=f"pull-clock-r{tp_rank}", daemon=True)
+        self._clock.start()
+
+    # --- vLLM's thread -----------------------------------------------------------------------------------------
+
+    def start(self, order: PullLoad) -> None:
+        """Begin one load; its end shows in `take_results`, exactly once."""
+        now = time.monotonic()
+        load = _Load(order, began=now, deadline=now + self._settings.config.transfer_seconds)
+        with self._changed:
+            begun, actions = self._ledger.begin(load.transfer_id, order.request_id, now, source=load.source)
+            if not begun:
+                self._fail_stranger(order)
+                return
+            self._loads[load.transfer_id] = load
+            self._owners[order.request_id] = load.transfer_id
+            if order.refusal:
+                actions = actions + self._ledger.refuse(load.transfer_id, order.refusal, now)
+            self._perform(actions)
+            self._changed.notify()
+        if not order.refusal and not self._lanes.submit(load.address, lambda: self._run(load)):
+            self._refuse(load, "too many transfers wait for this prefill engine")
+
+    def cancel(self, request_id: str) -> None:
+        """The request was aborted; its load ends as soon as nothing can land any more."""
+        with self._changed:
+            transfer_id = self._owners.get(request_id)
+            if transfer_id is not None:
+                self._perform(self._ledger.cancel(transfer_id, time.monotonic()))
+                self._changed.notify()
+
+    def take_results(self) -> LoadResults:
+        """What ended since the last call."""
+        with self._changed:
+            results, self._results = self._results, LoadResults()
+            now = time.monotonic()
+            for report in results.reports:
+                self._perform(self._ledger.reported(report.transfer_id, now))
+        return results
+
+    def close(self) -> None:
+        """End all threads. The transport is closed by its owner, before this, so that reads return."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._lanes.close()
+        self._clock.join(5.0)
+
+    # --- a lane's thread ---------------------------------------------------------------------------------------
+
+    def _run(self, load: _Load) -> None:
+        try:
+            source = self._peers.source(
+                load.address, load.source, min(_HANDSHAKE_S, load.deadline - time.monotonic())
+            )
+            load.shaken = time.monotonic()
+            pieces = source.plan.pieces(
+                load.order.handoff.remote_block_ids,
+                load.order.block_ids,
+                load.order.num_cached_tokens,
+                load.order.handoff.num_prompt_tokens,
+                salt=salt_of(load.transfer_id),
+            )
+        except AscendPdError as error:
+            self._refuse(load, str(error))
+            return
+        with self._changed:
+            via = self._transport.session
+            granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(pieces), time.monotonic())
+        if granted:
+            self._read(load, source, pieces, via)
+
+    def _read(self, load: _Load, source: Source, pieces: dict[int, Pieces], via: str) -> None:
+        left = len(pieces)
+        load.num_bytes = sum(part.num_bytes for part in pieces.values())
+        try:
+            for worker, part in pieces.items():
+                self._transport.read(source.sessions[worker], part, load.deadline, via)
+                left -= 1
+                load.read = time.monotonic()
+                self._tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=part.num_bytes))
+        except TransferError as error:
+            self._peers.forget(load.address)
+            reason, quiesced = f"reading from {load.source} failed: {error}", error.quiesced
+            self._tell(lambda now: self._ledger.read_failed(load.transfer_id, reason, now, quiesced=quiesced))
+            for _ in range(left - 1):
+                self._tell(lambda now: self._ledger.read_failed(load.transfer_id, reason, now, quiesced=True))
+
+    def _refuse(self, load: _Load, reason: str) -> None:
+        self._tell(lambda now: self._ledger.refuse(load.transfer_id, reason, now))
+
+    # --- the clock's thread ------------------------------------------------------------------------------------
+
+    def _keep_time(self) -> None:
+        self._device.bind_thread()  # a fence opens a transport endpoint
+        while True:
+            with self._changed:
+                self._perform(self._ledger.tick(time.monotonic()))
+                wait_s = min(1.0, self._ledger.next_deadline() - time.monotonic())
+                if not self._fences_wanted and not self._closed and wait_s > 0:
+                    self._changed.wait(wait_s)
+                if self._closed:
+                    return
+                wanted, self._fences_wanted = self._fences_wanted, False
+            if wanted:
+                self._fence()
+
+    def _fence(self) -> None:
+        with self._changed:
+            generation = self._ledger.fence_begins()
+        try:
+            session = self._transport.rotate()
+        except AscendPdError as error:
+            reason = str(error)
+            self._tell(lambda now: self._ledger.fence_failed(reason, now))
+            return
+        logger.warning("rank %d: transport endpoint destroyed and opened anew as %s", self._tp_rank, session)
+        self._tell(lambda now: self._ledger.fenced(generation, now))
+
+    # --- what the ledger orders --------------------------------------------------------------------------------
+
+    def _tell(self, event: Callable[[float], list[SinkAction]]) -> None:
+        with self._changed:
+            self._perform(event(time.monotonic()))
+            self._changed.notify()
+
+    def _perform(self, actions: list[SinkAction]) -> None:
+        for action in actions:
+            if isinstance(action, SendDone):
+                self._send_done(action)
+            elif isinstance(action, SendAbort):
+                self._send_abort(action)
+            elif isinstance(action, AnswerEarly):
+                self._results.invalid_block_ids |= self._loaded_blocks(self._loads[action.transfer_id].order)
+            elif isinstance(action, ReportFinished):
+                self._report(action)
+            elif isinstance(action, Fence):
+                self._fences_wanted = True
+            elif isinstance(action, DemandRestart):
+                logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
+
+    def _send_done(self, action: SendDone) -> None:
+        load = self._loads[action.transfer_id]
+        message = Done(
+            transfer_id=action.transfer_id,
+            source_epoch=action.source.epoch,
+            sink=load.order.sink,
+            sink_rank=self._tp_rank,
+            sink_ranks=self._settings.tp_size,
+            read_id=action.read_id,
+        )
+        future = self._client.submit(load.address, message, max(0.1, load.deadline - time.monotonic()))
+
+        def answered(done: Future[Reply]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                return  # the deadline decides: P may have vouched
+            self._vouch(action, done.result())
+
+        future.add_done_callback(answered)
+
+    def _vouch(self, action: SendDone, reply: Reply) -> None:
+        transfer_id, read_id = action.transfer_id, action.read_id
+        if isinstance(reply, Answer) and reply.verdict is Verdict.OK:
+            self._tell(lambda now: self._ledger.vouched(transfer_id, read_id, now))
+            return
+        why = reply.reason if isinstance(reply, Answer) else type(reply).__name__
+        reason = f"prefill does not vouch for the cache: {why}"
+        self._tell(lambda now: self._ledger.disowned(transfer_id, read_id, reason, now))
+
+    def _send_abort(self, action: SendAbort) -> None:
+        load = self._loads.get(action.transfer_id)
+        if load is None:
+            return
+        message = Abort(
+            transfer_id=action.transfer_id,
+            epoch=action.peer.epoch,
+            sender=load.order.sink,
+            rank=self._tp_rank,
+            drained=action.drained,
+            reason=action.reason,
+        )
+        self._client.submit(load.address, message, _ABORT_TIMEOUT_S)
+
+    def _report(self, action: ReportFinished) -> None:
+        load = self._loads.pop(action.transfer_id)
+        self._owners.pop(action.owner, None)
+        received = action.outcome is Outcome.RECEIVED
+        self._results.finished.add(action.owner)
+        if action.outcome is Outcome.FAILED:
+            self._name_failed(load.order)
+        if not received:
+            logger.warning("transfer %s of request %s: %s", action.transfer_id, action.owner, action.reason)
+        self._results.reports.append(
+            LoadReport(
+                transfer_id=action.transfer_id,
+                ok=received,
+                reason="" if received else action.reason,
+                bytes_moved=load.num_bytes if received else 0,
+                timings_ms=_timings(load, time.monotonic()),
+            )
+        )
+
+    def _name_failed(self, order: PullLoad) -> None:
+        if self._single_group:
+            self._results.invalid_block_ids |= self._loaded_blocks(order)
+        else:
+            self._results.failed.add(order.request_id)
+
+    def _loaded_blocks(self, order: PullLoad) -> set[int]:
+        skip = order.num_cached_tokens // self._settings.block_size
+        return set(order.block_ids[0][skip:])
+
+    def _fail_stranger(self, order: PullLoad) -> None:
+        """A second request under one transfer id: the first keeps it."""
+        self._results.finished.add(order.request_id)
+        self._name_failed(order)
+
+
+def _timings(load: _Load, now: float) -> dict[str, float]:
+    marks = {"handshake": (load.began, load.shaken), "read": (load.shaken, load.read), "vouch": (load.read, now)}
+    timings = {name: (end - start) * 1e3 for name, (start, end) in marks.items() if start and end}
+    return timings | {"transfer": (now - load.began) * 1e3}

@@ -1,0 +1,65 @@
+"""One frozen settings object per engine process, read once from vLLM's configuration and the secret file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ascend_pd.errors import OperatorError
+from ascend_pd.secret import load_secret
+from ascend_pd.wire.connector_config import ConnectorConfig, parse_connector_config
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """What both connectors and both of their sides need to know about this engine."""
+
+    config: ConnectorConfig
+    engine_id: str
+    side_port: int
+    """The side channel of this engine core: `kv_port` + DP rank."""
+    is_producer: bool
+    is_consumer: bool
+    recompute: bool
+    """kv_load_failure_policy is `recompute`, not `fail`."""
+    tp_size: int
+    pp_size: int
+    block_size: int
+    secret: bytes
+
+    @property
+    def role(self) -> str:
+        """prefill, decode or union."""
+        if self.is_producer and self.is_consumer:
+            return "union"
+        return "prefill" if self.is_producer else "decode"
+
+
+def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:
+    """Read this engine's settings.
+
+    Raises:
+        OperatorError: an unknown or wrong key, an unreadable secret, a parallel layout that D cannot have.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        raise OperatorError("no kv_transfer_config", "start the engine with --kv-transfer-config")
+    config = parse_connector_config(dict(transfer.kv_connector_extra_config or {}))
+    parallel = vllm_config.parallel_config
+    if transfer.is_kv_consumer and parallel.pipeline_parallel_size > 1:
+        raise OperatorError("a decode engine cannot use pipeline parallelism", "set pp: 1 for the decode pool")
+    return ConnectorSettings(
+        config=config,
+        engine_id=str(transfer.engine_id),
+        side_port=int(transfer.kv_port) + int(parallel.data_parallel_index),
+        is_producer=transfer.is_kv_producer,
+        is_consumer=transfer.is_kv_consumer,
+        recompute=transfer.kv_load_failure_policy == "recompute",
+        tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size,
+        block_size=vllm_config.cache_config.block_size,
+        secret=load_secret(config.secret_file),
+    )
