@@ -14,13 +14,7 @@ def _cpu() -> Device:
     return CpuDevice()
 
 
-def _npu() -> Device:
-    from connectors.device.npu import NpuDevice
-
-    return NpuDevice()
-
-
-DEVICES: dict[str, Callable[[], Device]] = {"cpu": _cpu, "A2": _npu, "A3": _npu}
+DEVICES: dict[str, Callable[[], Device]] = {"cpu": _cpu}
 
 
 def create_device(hardware: str) -> Device:
