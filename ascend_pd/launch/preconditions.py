@@ -15,6 +15,7 @@ import ascend_pd
 from ascend_pd.errors import OperatorError
 from ascend_pd.launch.plan import Kind, ProcessPlan, bind_host
 from ascend_pd.spec.cluster import PDCluster
+from ascend_pd.spec.topology import Topology
 
 SYSTEM_LIBRARIES = {"libibverbs.so.1": "libibverbs1", "libnuma.so.1": "libnuma1"}
 """Shared library → Debian package: Mooncake's module links to both, also when it only speaks TCP."""
@@ -36,6 +37,36 @@ def require_runnable(cluster: PDCluster, plans: Sequence[ProcessPlan]) -> None:
             require_model(Path(path))
     for plan in plans:
         require_free_ports(plan)
+
+
+def require_local(topology: Topology) -> None:
+    """Every role of the cluster runs on this machine.
+
+    Raises:
+        OperatorError: naming the first that does not.
+    """
+    if any(replica.in_kubernetes for replica in topology.replicas):
+        raise OperatorError(
+            f"cluster {topology.cluster} is made for Kubernetes: its pools name no hosts",
+            "use `ascend-pd manifests`, or give the pools hosts",
+        )
+    for host in topology.hosts:
+        if not _is_local(host):
+            raise OperatorError(
+                f"host {host} of the cluster file is not this machine",
+                "run `ascend-pd engine` on each host, and `ascend-pd proxy` on one",
+            )
+
+
+def _is_local(host: str) -> bool:
+    """Only an address of this machine can be bound."""
+    try:
+        family, kind, protocol, _, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def require_our_packages() -> None:

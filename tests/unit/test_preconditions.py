@@ -13,6 +13,8 @@ from ascend_pd.errors import OperatorError
 from ascend_pd.launch import preconditions
 from ascend_pd.launch.plan import Kind, ProcessPlan
 from ascend_pd.spec.load import load_spec
+from ascend_pd.spec.parse import parse_spec
+from ascend_pd.spec.topology import derive_topology
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "examples" / "cpu-1p1d.yaml"
 
@@ -84,3 +86,14 @@ def test_a_foreign_package_of_the_same_name_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(preconditions, "find_spec", lambda name: foreign if name == "proxy" else found(name))
     with pytest.raises(OperatorError, match=r"package 'proxy' at .* is not ascend-pd's"):
         preconditions.require_our_packages()
+
+
+def test_up_refuses_a_cluster_that_is_not_all_here() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    preconditions.require_local(derive_topology(load_spec(EXAMPLE)))
+    elsewhere = parse_spec(text.replace("port: 8200", "port: 8200\n      hosts: [192.0.2.7]")).cluster
+    with pytest.raises(OperatorError, match=r"host 192\.0\.2\.7 of the cluster file is not this machine"):
+        preconditions.require_local(derive_topology(elsewhere))
+    kubernetes = parse_spec(text.replace("hardware: cpu", "hardware: A2")).cluster
+    with pytest.raises(OperatorError, match="made for Kubernetes"):
+        preconditions.require_local(derive_topology(kubernetes))
