@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ascend_pd.errors import OperatorError
 from ascend_pd.secret import load_secret
 from ascend_pd.wire.connector_config import ConnectorConfig, parse_connector_config
+from ascend_pd.wire.environment import mooncake_environment_problems
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,9 @@ def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:
     if transfer is None:
         raise OperatorError("no kv_transfer_config", "start the engine with --kv-transfer-config")
     config = parse_connector_config(dict(transfer.kv_connector_extra_config or {}))
+    if config.transport == "mooncake" and config.protocol == "tcp":
+        for problem in mooncake_environment_problems(os.environ):
+            logger.warning("%s (an engine that ascend-pd starts has the right values)", problem)
     parallel = vllm_config.parallel_config
     if transfer.is_kv_consumer and parallel.pipeline_parallel_size > 1:
         raise OperatorError("a decode engine cannot use pipeline parallelism", "set pp: 1 for the decode pool")

@@ -12,13 +12,11 @@ from ipaddress import ip_address
 from ascend_pd.launch.plan import Site
 from ascend_pd.spec.cluster import ConnectorSpec, Hardware, PDCluster
 from ascend_pd.spec.topology import Engine, Replica, Topology
+from ascend_pd.wire.environment import mooncake_environment
 
 CPU_CACHE_GIB = "1"
 """182 blocks of 128 tokens of SmolLM2-135M in float32; a pool's `env` sets another size."""
 
-_STATUS_S, _PROGRESS_S, _TRANSFER_S = 4, 4, 15
-"""Mooncake's own timers. The two inner ones must end well before the outer one: an operation that the outer one
-gives up while the inner ones still run may land its bytes long after the error."""
 _ASCEND_CONNECT_MS, _ASCEND_TRANSFER_MS = 10_000, 10_000
 
 
@@ -50,14 +48,7 @@ def engine_environment(
 def _transport(connector: ConnectorSpec) -> dict[str, str]:
     if connector.transport != "mooncake":
         return {}
-    env = {"MC_TRANSFER_TIMEOUT": str(_TRANSFER_S), "GLOG_minloglevel": "2"}
-    if connector.protocol == "tcp":
-        env |= {
-            "MC_TCP_STATUS_TIMEOUT_SEC": str(_STATUS_S),
-            "MC_TCP_PROGRESS_TIMEOUT_SEC": str(_PROGRESS_S),
-            # A rejected piece can wedge a peer's connection for good, so the queue never rejects one.
-            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-        }
+    env = mooncake_environment(connector.protocol)
     if connector.protocol == "ascend":
         env |= {
             "ASCEND_CONNECT_TIMEOUT": str(_ASCEND_CONNECT_MS),

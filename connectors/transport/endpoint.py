@@ -17,10 +17,15 @@ from enum import Enum
 from typing import Any
 
 from ascend_pd.errors import LocalProtocolError
-from connectors.transport.listener import set_accept_timeout
+from connectors.transport.own_sockets import cut_connections, set_accept_timeout
 
 MAX_IN_FLIGHT = 1024
 """Requests outstanding to one peer; the library wedges a peer's connections above ~2048."""
+
+NO_OPERATION = (0, (1 << 64) - 1)
+"""What the library returns instead of an operation when it submitted nothing."""
+CONTACT_S = 3.0
+"""Longest wait for the first answer of a peer."""
 
 
 class Direction(Enum):
@@ -57,6 +62,7 @@ class Endpoint:
         self._users = 0
         self._closing = False
         self._peers: dict[str, PeerState] = {}
+        self._contacting: list[str] = []
 
     @property
     def engine(self) -> Any:
@@ -84,6 +90,39 @@ class Endpoint:
             with self._changed:
                 self._users -= 1
                 self._changed.notify_all()
+
+    def contact(self, peer: str, deadline: float) -> bool:
+        """Whether the peer's endpoint answers, asked at most until `deadline` and for CONTACT_S.
+
+        The library itself would wait for a minute, see `own_sockets`.
+        """
+        patience_s = min(CONTACT_S, deadline - time.monotonic())
+        if patience_s <= 0:
+            return False
+        timer = threading.Timer(patience_s, cut_connections, [_port(peer)])
+        timer.name = f"contact-{peer}"
+        timer.daemon = True
+        with self._changed:
+            self._contacting.append(peer)
+        timer.start()
+        try:
+            return self._engine.send_probe(peer) == 0 and (self.knows(peer) or self._open_segment(peer))
+        finally:
+            timer.cancel()
+            with self._changed:
+                self._contacting.remove(peer)
+
+    def _open_segment(self, peer: str) -> bool:
+        """An empty transfer, so that the first real one finds the peer's segment open and cannot hang on it."""
+        operation = self._engine.batch_transfer_async_read(peer, [0], [0], [0])
+        if operation in NO_OPERATION:
+            return False
+        return bool(self._engine.transfer_check_status(operation) == 1)
+
+    def knows(self, peer: str) -> bool:
+        """Whether a transfer with the peer has been under way on this endpoint, so that its segment is open."""
+        with self._changed:
+            return peer in self._peers
 
     def take(self, peer: str, wanted: int, deadline: float) -> int:
         """Up to `wanted` places in flight to `peer`, waiting until `deadline` for the first; 0 if none came."""
@@ -126,6 +165,10 @@ class Endpoint:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+            waiting = list(self._contacting)
+        for peer in waiting:
+            cut_connections(_port(peer))
+        with self._changed:
             unused = self._changed.wait_for(lambda: self._users == 0, drain_s)
         if not unused:
             raise LocalProtocolError(f"a call on endpoint {self.session} did not return within {drain_s:g} s")
@@ -148,3 +191,7 @@ class Endpoint:
             state = self._peers[peer] = PeerState()
         state.last_used = time.monotonic()
         return state
+
+
+def _port(peer: str) -> int:
+    return int(peer.rsplit(":", 1)[1])

@@ -19,7 +19,7 @@ from typing import Any
 from ascend_pd.errors import LocalProtocolError, OperatorError, TransferError
 from ascend_pd.layout.pieces import Pieces
 from connectors.transport.base import MemoryRange, nobody
-from connectors.transport.endpoint import MAX_IN_FLIGHT, Direction, Endpoint, EndpointClosingError
+from connectors.transport.endpoint import MAX_IN_FLIGHT, NO_OPERATION, Direction, Endpoint, EndpointClosingError
 from connectors.transport.ranges import first_outside, fresh
 
 PROTOCOLS = ("tcp", "rdma", "ascend")
@@ -30,8 +30,6 @@ DRAIN_S = 45.0
 POLL_MIN_S = 50e-6
 POLL_MAX_S = 500e-6
 _DEBIAN = {"libibverbs": "libibverbs1", "libnl": "libibverbs1", "librdmacm": "librdmacm1", "libnuma": "libnuma1"}
-_NO_OPERATION = (0, (1 << 64) - 1)
-"""What the library returns instead of an operation when it submitted nothing."""
 
 
 class MooncakeTransport:
@@ -88,7 +86,7 @@ class MooncakeTransport:
 
     def probe(self, peer: str) -> bool:
         with self._current.entered() as endpoint:
-            return bool(endpoint.engine.send_probe(peer) == 0)
+            return endpoint.contact(peer, float("inf"))
 
     def rotate(self, spare_s: float = 0.0, busy: Callable[[], bool] = nobody) -> str:
         with self._rotation:
@@ -182,6 +180,8 @@ class MooncakeTransport:
             raise TransferError(f"{direction.value} with {peer}: endpoint {via} was replaced", quiesced=True)
         try:
             with endpoint.entered():
+                if not endpoint.knows(peer) and not endpoint.contact(peer, deadline):
+                    raise transfer.error("the peer's endpoint does not answer")
                 if self._protocol == "tcp":
                     transfer.run_polled(endpoint)
                 else:
@@ -199,7 +199,7 @@ class MooncakeTransport:
         """A peer that answers probes and fails every transfer is wedged: go on with a new endpoint."""
         try:
             with endpoint.entered():
-                wedged = endpoint.failed(peer) >= WEDGED_AFTER and endpoint.engine.send_probe(peer) == 0
+                wedged = endpoint.failed(peer) >= WEDGED_AFTER and endpoint.contact(peer, time.monotonic() + 0.5)
         except EndpointClosingError:
             return
         if wedged and self._protocol == "tcp" and not self._closed:
@@ -251,7 +251,7 @@ class _Transfer:
             first = self.submitted
             count = endpoint.take(self._peer, min(total - first, MAX_IN_FLIGHT), self._deadline)
             if count == 0:
-                raise self._error("found no place in flight before its deadline")
+                raise self.error("found no place in flight before its deadline")
             self.submitted += count
             batch = (
                 self._local[first : first + count],
@@ -264,7 +264,7 @@ class _Transfer:
                 code = endpoint.engine.batch_transfer_sync_write(self._peer, *batch)
             endpoint.give(self._peer, count)
             if code != 0:
-                raise self._error(f"failed (code {code}) in a batch of {count} pieces")
+                raise self.error(f"failed (code {code}) in a batch of {count} pieces")
 
     def _submit_some(self, endpoint: Endpoint, flying: deque[int]) -> None:
         first = self.submitted
@@ -272,16 +272,16 @@ class _Transfer:
         count = endpoint.take(self._peer, len(self._length) - first, wait_until)
         if count == 0 and not flying:
             self._check(endpoint)
-            raise self._error("found no place in flight before its deadline")
+            raise self.error("found no place in flight before its deadline")
         for index in range(first, first + count):
             piece = [self._local[index]], [self._remote[index]], [self._length[index]]
             if self._direction is Direction.READ:
                 operation = endpoint.engine.batch_transfer_async_read(self._peer, *piece)
             else:
                 operation = endpoint.engine.batch_transfer_async_write(self._peer, *piece)
-            if operation in _NO_OPERATION:
+            if operation in NO_OPERATION:
                 endpoint.give(self._peer, first + count - index)
-                raise self._error("could not be submitted: the peer's endpoint does not answer")
+                raise self.error("could not be submitted: the peer's endpoint does not answer")
             flying.append(operation)
             self.submitted += 1
 
@@ -297,7 +297,7 @@ class _Transfer:
         if done:
             endpoint.give(self._peer, done)
         if code not in (0, 1):
-            raise self._error(f"failed (code {code}) after {self.submitted - len(flying) - 1} pieces")
+            raise self.error(f"failed (code {code}) after {self.submitted - len(flying) - 1} pieces")
         return done
 
     def _settle(self, endpoint: Endpoint, flying: deque[int]) -> None:
@@ -309,11 +309,9 @@ class _Transfer:
         if endpoint.closing:
             raise EndpointClosingError(endpoint.session)
         if time.monotonic() > self._deadline:
-            raise self._error(
-                f"reached its deadline with {self.submitted} of {len(self._length)} pieces submitted"
-            )
+            raise self.error(f"reached its deadline with {self.submitted} of {len(self._length)} pieces submitted")
 
-    def _error(self, what: str) -> TransferError:
+    def error(self, what: str) -> TransferError:
         size = sum(self._length)
         message = (
             f"mooncake {self._direction.value} of {size} bytes in {len(self._length)} pieces, peer {self._peer}"

@@ -170,6 +170,28 @@ def test_a_peer_that_stops_costs_no_more_than_the_deadline(
     assert time.monotonic() - started < 4
 
 
+def test_a_peer_that_is_stopped_before_the_first_contact_delays_nobody_else(
+    transport: Transport, buffer: np.ndarray, peers: StartPeer
+) -> None:
+    stopped, well = peers(6), peers(7)
+    os.kill(stopped.process.pid, signal.SIGSTOP)
+    failures: list[TransferError] = []
+
+    def read() -> None:
+        try:
+            transport.read(stopped.session, pieces(stopped.address, buffer.ctypes.data, [0], 64), soon(2.0))
+        except TransferError as error:
+            failures.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.1)
+    transport.read(well.session, pieces(well.address, buffer.ctypes.data, [0], SIZE), soon())
+    assert not failures and reader.is_alive()
+    reader.join(10)
+    assert failures[0].quiesced
+
+
 def test_two_threads_share_a_peer(transport: Transport, buffer: np.ndarray, lasting_peer: Peer) -> None:
     lasting_peer.ask(do="fill", value=9)
     halves = np.array_split(np.random.default_rng(0).permutation(SIZE // 8192) * 8192, 2)

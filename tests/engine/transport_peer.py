@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 from ascend_pd.errors import AscendPdError
 from ascend_pd.layout.pieces import Pieces
 from ascend_pd.wire.connector_config import ConnectorConfig
+from ascend_pd.wire.environment import mooncake_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,9 +37,14 @@ class Peer:
     def __init__(self, config: dict[str, Any], size: int, seed: int) -> None:
         command = [sys.executable, "-m", "tests.engine.transport_peer", json.dumps(config), str(size), str(seed)]
         self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env={**os.environ, **mooncake_environment("tcp")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        hello = self._answer()
+        hello = self.answer()
         self.session: str = hello["session"]
         self.address: int = hello["address"]
         self.unregistered: int = hello["unregistered"]
@@ -49,9 +56,9 @@ class Peer:
 
     def ask(self, **command: Any) -> Any:
         self.tell(**command)
-        return self._answer()
+        return self.answer()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
