@@ -32,6 +32,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dialect", choices=sorted(DIALECTS))
     parser.add_argument("--metaserver", metavar="URL")
     parser.add_argument("--retries", type=int)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="any other field of the settings, e.g. policy.prefill=round-robin; repeatable",
+    )
     return parser
 
 
@@ -66,6 +73,27 @@ def _read_file(path: str) -> dict[str, Any]:
     return content
 
 
+def set_field(fields: dict[str, Any], assignment: str) -> None:
+    """Put `section.field=value` into the settings' plain form; a value that is no JSON is text.
+
+    Raises:
+        OperatorError: no assignment, or a section that is none.
+    """
+    path, equals, text = assignment.partition("=")
+    *sections, name = path.split(".")
+    if not equals or not name:
+        raise OperatorError(f"--set {assignment!r} is no assignment", "write --set section.field=value")
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        value = text
+    for section in sections:
+        fields = fields.setdefault(section, {})
+        if not isinstance(fields, dict):
+            raise OperatorError(f"--set {assignment!r}: {section} has no fields", "see proxy.settings.Settings")
+    fields[name] = value
+
+
 def load_settings(argv: Sequence[str] | None = None) -> Settings:
     """Command line over settings file over defaults.
 
@@ -77,6 +105,8 @@ def load_settings(argv: Sequence[str] | None = None) -> Settings:
     for name in _FLAGS:
         if getattr(args, name) is not None:
             fields[name] = getattr(args, name)
+    for assignment in args.set:
+        set_field(fields, assignment)
     for role in ("prefill", "decode", "union"):
         if getattr(args, role) is not None:
             fields[role] = [msgspec.to_builtins(parse_instance(text)) for text in getattr(args, role)]

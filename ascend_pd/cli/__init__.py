@@ -1,7 +1,8 @@
 """The command line: a table of commands, each a module that is imported only when its command is called.
 
-A command module has `add_arguments(parser)` and `run(args) -> int` (the exit code). It raises `OperatorError` for
-whatever the operator can put right; that becomes one line on standard error and exit code 1.
+A command module has `add_arguments(parser)` and `run(args) -> int` (the exit code); one that hands its arguments
+on to another program has `forward(arguments) -> int` instead. It raises `OperatorError` for whatever the operator
+can put right; that becomes one line on standard error and exit code 1.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -22,6 +23,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),
 }
 """Command → its module and its one-line description, in the order of the help page."""
+
+FORWARDED: dict[str, tuple[str, str]] = {
+    "proxy": ("ascend_pd.cli.proxy", "run the OpenAI endpoint of a cluster file, or of engines named by URL"),
+    "metaserver": ("ascend_pd.cli.metaserver", "run the rendezvous of layer-wise mode"),
+}
+"""The same for commands whose arguments belong to the program they start."""
 
 INTERRUPTED = 130
 
@@ -49,6 +56,8 @@ def _parser(wanted: str | None) -> tuple[argparse.ArgumentParser, Command | None
         if name == wanted:
             module = cast(Command, import_module(path))
             module.add_arguments(child)
+    for name, (_, description) in FORWARDED.items():
+        commands.add_parser(name, help=description)
     return parser, module
 
 
@@ -59,16 +68,23 @@ def report(error: AscendPdError) -> None:
     print(f"ascend-pd: error: {message}{f' - {fix}' if fix else ''}", file=sys.stderr, flush=True)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 good, 1 it failed, 2 wrong usage, 130 interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def _dispatch(arguments: list[str]) -> int:
+    if arguments and arguments[0] in FORWARDED:
+        forward: Callable[[list[str]], int] = import_module(FORWARDED[arguments[0]][0]).forward
+        return forward(arguments[1:])
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     parser, module = _parser(wanted)
     args = parser.parse_args(arguments)
     if module is None:
         parser.error("no command")
+    return module.run(args)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 good, 1 it failed, 2 wrong usage, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return module.run(args)
+        return _dispatch(arguments)
     except AscendPdError as error:
         report(error)
         return 1

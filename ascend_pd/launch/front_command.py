@@ -30,19 +30,24 @@ def proxy_arguments(cluster: PDCluster, topology: Topology) -> list[str]:
         arguments += [f"--{engine.role.value}", instance(engine)]
     if topology.metaserver:
         arguments += ["--metaserver", topology.metaserver.url]
-    if proxy.policy != _DEFAULTS.policy:
-        arguments += ["--prefill-policy", proxy.policy.prefill, "--decode-policy", proxy.policy.decode]
-    if topology.admin:
-        arguments += ["--admin-host", topology.admin.host, "--admin-port", str(topology.admin.port)]
-    files = {
-        "--admin-key-file": proxy.admin_key_file,
-        "--api-key-file": proxy.api_key_file,
-        "--secret-file": cluster.spec.connector.secret_file,
-    }
-    for flag, path in files.items():
-        if path:
-            arguments += [flag, path]
+    for field, value in _proxy_fields(cluster, topology).items():
+        arguments += ["--set", f"{field}={value}"]
     return arguments
+
+
+def _proxy_fields(cluster: PDCluster, topology: Topology) -> dict[str, str | int]:
+    """Fields of the proxy's settings that have no option of their own, as far as the file says something."""
+    proxy = cluster.spec.proxy
+    fields: dict[str, str | int | None] = {
+        "policy.prefill": proxy.policy.prefill if proxy.policy.prefill != _DEFAULTS.policy.prefill else None,
+        "policy.decode": proxy.policy.decode if proxy.policy.decode != _DEFAULTS.policy.decode else None,
+        "secret_file": cluster.spec.connector.secret_file,
+        "listener.admin_host": topology.admin.host if topology.admin else None,
+        "listener.admin_port": topology.admin.port if topology.admin else None,
+        "listener.admin_key_file": proxy.admin_key_file,
+        "listener.api_key_file": proxy.api_key_file,
+    }
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 def proxy_plan(cluster: PDCluster, topology: Topology, site: Site) -> ProcessPlan:

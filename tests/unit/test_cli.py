@@ -22,6 +22,20 @@ def test_every_command_of_the_table_is_a_command_module(name: str) -> None:
     assert callable(module.run)
 
 
+@pytest.mark.parametrize("name", sorted(cli.FORWARDED))
+def test_every_forwarded_command_forwards(name: str) -> None:
+    assert callable(import_module(cli.FORWARDED[name][0]).forward)
+
+
+def test_a_forwarded_command_gets_its_arguments_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[list[str]] = []
+    module = SimpleNamespace(forward=lambda arguments: got.append(arguments) or 5)
+    monkeypatch.setitem(sys.modules, "a_command_for_tests", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(cli.FORWARDED, "pass", ("a_command_for_tests", "pass it on"))
+    assert cli.main(["pass", "--prefill", "http://p:1", "--help"]) == 5
+    assert got == [["--prefill", "http://p:1", "--help"]]
+
+
 def test_the_help_page_imports_no_command_module() -> None:
     program = (
         "import sys\nfrom ascend_pd import cli\n"

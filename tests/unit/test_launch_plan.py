@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -89,6 +90,25 @@ def test_the_proxy_is_told_each_engine_and_its_side_channel() -> None:
     proxy = plans(cluster())["proxy"]
     assert option(proxy, "--prefill") == "http://127.0.0.1:8100,side=127.0.0.1:36000"
     assert option(proxy, "--decode") == "http://127.0.0.1:8200,side=127.0.0.1:36001"
+
+
+def test_the_proxy_understands_everything_the_cluster_file_tells_it() -> None:
+    """A contract between two packages that do not import each other."""
+    if not hasattr(import_module("proxy.settings").Settings(), "listener"):
+        pytest.skip("this proxy has no admin listener yet")
+    load_settings = import_module("proxy.load").load_settings
+    proxy = {
+        "policy": {"prefill": "round-robin"},
+        "port": 8080,
+        "adminPort": 9100,
+        "adminKeyFile": "/a",
+        "apiKeyFile": "/k",
+    }
+    started = plans(cluster(proxy=proxy, connector={"mode": "layerwise", "protocol": "tcp", "secretFile": "/s"}))
+    settings = load_settings(started["proxy"].argv[3:])
+    assert (settings.port, settings.secret_file) == (8080, "/s")
+    listener = settings.listener
+    assert (listener.admin_port, listener.admin_key_file, listener.api_key_file) == (9100, "/a", "/k")
 
 
 def test_the_embedded_model_is_where_the_site_has_it() -> None:
