@@ -123,7 +123,7 @@ class FrameCodec:
         """The frame of one request.
 
         Raises:
-            LocalProtocolError: it is longer than a peer would accept.
+            LocalProtocolError: it is longer than a peer would accept, or holds what msgpack cannot say.
         """
         return self._seal(FrameKind.REQUEST, RequestEnvelope(request_id, sender, body), MAX_REQUEST_BYTES)
 
@@ -131,7 +131,7 @@ class FrameCodec:
         """The frame of the answer to the request `request_id`.
 
         Raises:
-            LocalProtocolError: it is longer than a peer would accept.
+            LocalProtocolError: it is longer than a peer would accept, or holds what msgpack cannot say.
         """
         return self._seal(FrameKind.REPLY, ReplyEnvelope(request_id, sender, body), MAX_REPLY_BYTES)
 
@@ -156,7 +156,10 @@ class FrameCodec:
 
     def _seal(self, kind: FrameKind, envelope: RequestEnvelope | ReplyEnvelope, max_bytes: int) -> bytes:
         header = MAGIC + bytes((WIRE_VERSION, kind))
-        payload = _encoder.encode(envelope)
+        try:
+            payload = _encoder.encode(envelope)
+        except (OverflowError, TypeError, UnicodeEncodeError) as error:
+            raise LocalProtocolError(f"{message_tag(envelope.body)} cannot be put on the wire: {error}") from error
         length = OVERHEAD_BYTES + len(payload)
         if length > max_bytes:
             raise LocalProtocolError(f"{message_tag(envelope.body)} of {length} bytes, the bound is {max_bytes}")

@@ -158,3 +158,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask
 Reply = HelloReply | Answer | Story
+
+
+def may_answer(request: Request, reply: Reply) -> bool:
+    """Whether this type of reply belongs to this type of request; an `Answer` may refuse any request."""
+    if isinstance(reply, Answer):
+        return True
+    return isinstance(reply, HelloReply) if isinstance(request, Hello) else isinstance(request, Ask)

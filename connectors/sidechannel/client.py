@@ -27,7 +27,7 @@ from ascend_pd.wire.frames import (
     NoticeError,
     message_tag,
 )
-from ascend_pd.wire.messages import Reply, Request
+from ascend_pd.wire.messages import Reply, Request, may_answer
 from connectors.sidechannel.link import (
     HEARTBEAT_INTERVAL_MS,
     HEARTBEAT_TIMEOUT_MS,
@@ -52,13 +52,17 @@ _LONGEST_REPEAT_S = 2.0
 class _Call:
     request_id: bytes
     address: Address
-    kind: str
+    message: Request
     frame: bytes
     deadline: float
     future: Future[Reply]
     repeat_s: float = _FIRST_REPEAT_S
     times_sent: int = 0
     copies_unsent: int = 0
+
+    @property
+    def kind(self) -> str:
+        return message_tag(self.message)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +118,7 @@ class SideChannelClient:
 
         Raises:
             UnreachableError: no answer within `timeout_s`, too much in flight, or closed. The peer may have acted.
-            RemoteProtocolError: the peer speaks another wire version or has another secret.
+            RemoteProtocolError: the peer has another wire version or secret, or answers something else.
             LocalProtocolError: the message is too long to send.
         """
         return self.submit(address, message, timeout_s).result()
@@ -130,7 +134,7 @@ class SideChannelClient:
         """
         request_id = os.urandom(REQUEST_ID_BYTES)
         frame = self._codec.encode_request(request_id, self._identity, message)
-        call = _Call(request_id, address, message_tag(message), frame, self._clock() + timeout_s, Future())
+        call = _Call(request_id, address, message, frame, self._clock() + timeout_s, Future())
         with self._lock:
             refusal = self._refusal(address)
             if refusal is None:
@@ -337,9 +341,15 @@ class SideChannelClient:
                 self._count("late")
                 continue
             self._finish(peer, call)
-            if call.future.set_running_or_notify_cancel():
-                self._count("answered")
-                call.future.set_result(envelope.body)
+            self._deliver(call, envelope.body)
+
+    def _deliver(self, call: _Call, reply: Reply) -> None:
+        if not may_answer(call.message, reply):
+            answered = f"{call.kind} to {_text(call.address)} was answered with a {message_tag(reply)}"
+            _fail(call, RemoteProtocolError(answered))
+        elif call.future.set_running_or_notify_cancel():
+            self._count("answered")
+            call.future.set_result(reply)
 
     def _fail_all(self, peer: _Peer, error: RemoteProtocolError) -> None:
         for call in list(peer.calls.values()):

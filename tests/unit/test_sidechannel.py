@@ -23,7 +23,10 @@ RENEW = Renew(transfer_id="t", source_epoch="e")
 
 
 def echo(request: Request) -> Reply:
-    return Story(known=True, reason=getattr(request, "transfer_id", ""))
+    """A story for who asks, with the transfer in it; OK for all else."""
+    if isinstance(request, Ask):
+        return Story(known=True, reason=request.transfer_id)
+    return Answer(verdict=Verdict.OK)
 
 
 @contextmanager
@@ -149,6 +152,14 @@ def test_a_refusal_reaches_the_peer_with_its_reason(client) -> None:
         answer = client.request((HOST, server.port), RENEW, 5)
         assert answer == Answer(verdict=Verdict.REFUSED, reason="no such rank")
         assert server.counters()["refused"] == 1
+
+
+def test_an_answer_of_the_wrong_type_is_the_peers_fault(client) -> None:
+    with (
+        serving(lambda request: Story(known=True)) as server,
+        pytest.raises(RemoteProtocolError, match=r"renew to .* was answered with a story"),
+    ):
+        client.request((HOST, server.port), RENEW, 5)
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(SECRET, b"another secret"), (SECRET, b""), (b"", SECRET)])
