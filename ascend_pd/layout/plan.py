@@ -10,14 +10,14 @@ one of its transfer or end on a block boundary: `ready_range` gives such ranges 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from ascend_pd.errors import PairingError, RemoteProtocolError
-from ascend_pd.layout.description import KVLayout, Part, Region
+from ascend_pd.layout.description import Group, KVLayout, Part, Region
 from ascend_pd.layout.geometry import (
     Reason,
     Refusal,
@@ -72,39 +72,48 @@ class PairPlan:
         Raises:
             RemoteProtocolError: block ids that do not cover the tokens or do not exist.
         """
-        if first_token >= end_token:
-            return concatenate([])
-        source = self._checked(source_block_ids, "prefill", end_token)
-        sink = self._checked(sink_block_ids, "decode", end_token)
         chosen = None if layers is None else frozenset(layers)
         found: list[Pieces] = []
-        for strand in self.strands:
-            unit = strand.source.unit_tokens
-            first = first_token // unit * unit if self.packed else first_token
-            found += strand.pieces(source[strand.group], sink[strand.group], first, end_token, chosen)
+        for strand, source, sink, first in self.resolved(source_block_ids, sink_block_ids, first_token, end_token):
+            found += strand.pieces(source, sink, first, end_token, chosen)
         return concatenate(found)
 
-    def _checked(self, block_ids: BlockIds, name: str, end_token: int) -> dict[int, Ints]:
-        checked: dict[int, Ints] = {}
-        limit = self.num_blocks[name == "decode"]
+    def resolved(
+        self, source_block_ids: BlockIds, sink_block_ids: BlockIds, first_token: int, end_token: int
+    ) -> Iterator[tuple[Strand, Ints, Ints, int]]:
+        """Per strand its checked block ids on both sides and the first token that moves; nothing for no tokens.
+
+        Raises:
+            RemoteProtocolError: block ids that do not cover the tokens or do not exist.
+        """
+        if first_token >= end_token:
+            return
         for strand in self.strands:
-            if strand.group in checked:
-                continue
-            group = (strand.source if name == "prefill" else strand.sink).group
-            if strand.group >= len(block_ids):
-                raise RemoteProtocolError(
-                    f"{name} gave block ids of {len(block_ids)} groups, not of {strand.group}"
-                )
-            ids = np.asarray(block_ids[strand.group], np.int64)
-            needed = -(-end_token // group.block_size)
-            if ids.size < needed:
-                raise RemoteProtocolError(
-                    f"{name} gave {ids.size} blocks of {group.block_size} tokens for {end_token} tokens"
-                )
-            if int(ids[:needed].min()) < 0 or int(ids[:needed].max()) >= limit:
-                raise RemoteProtocolError(f"{name} gave a block id outside its {limit} blocks")
-            checked[strand.group] = ids
-        return checked
+            source = self.source_ids(strand, source_block_ids, end_token)
+            sink = self.sink_ids(strand, sink_block_ids, end_token)
+            unit = strand.source.unit_tokens
+            yield strand, source, sink, first_token // unit * unit if self.packed else first_token
+
+    def source_ids(self, strand: Strand, block_ids: BlockIds, end_token: int) -> Ints:
+        """The source's block ids for a strand. Raises RemoteProtocolError when they cannot be right."""
+        return _checked(block_ids, strand.group, strand.source.group, end_token, self.num_blocks[0], "prefill")
+
+    def sink_ids(self, strand: Strand, block_ids: BlockIds, end_token: int) -> Ints:
+        """The sink's block ids for a strand. Raises RemoteProtocolError when they cannot be right."""
+        return _checked(block_ids, strand.group, strand.sink.group, end_token, self.num_blocks[1], "decode")
+
+
+def _checked(block_ids: BlockIds, number: int, group: Group, end_token: int, limit: int, name: str) -> Ints:
+    if number >= len(block_ids):
+        raise RemoteProtocolError(f"{name} gave no block ids of KV cache group {number}")
+    needed = -(-end_token // group.block_size)
+    if len(block_ids[number]) < needed:
+        have = f"{len(block_ids[number])} blocks of {group.block_size} tokens"
+        raise RemoteProtocolError(f"{name} gave {have} for {end_token} tokens")
+    ids = np.asarray(block_ids[number], np.int64)[:needed]
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= limit):
+        raise RemoteProtocolError(f"{name} gave a block id outside its {limit} blocks")
+    return ids
 
 
 @dataclass(frozen=True, slots=True)

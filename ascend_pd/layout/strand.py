@@ -32,14 +32,13 @@ class Side:
     """Of the heads that move, in one order for both sides."""
     token_stride: int
 
-    def unit_offsets(self, block_ids: Ints, first_unit: int, end_unit: int) -> Ints:
-        """Byte offset of units `[first_unit, end_unit)` of a request from a region's base."""
+    def unit_offsets(self, block_ids: Ints, units: Ints) -> Ints:
+        """Byte offset from a region's base of each of a request's units."""
         kernel_blocks = self.group.kernel_blocks_per_block
         units_per_kernel_block = kernel_block_size(self.group) // self.unit_tokens
-        unit = np.arange(first_unit, end_unit, dtype=np.int64)
         if kernel_blocks == 1 and units_per_kernel_block == 1:
-            return block_ids[first_unit:end_unit] * self.block_stride
-        kernel, sub = np.divmod(unit, units_per_kernel_block)
+            return block_ids[units] * self.block_stride
+        kernel, sub = np.divmod(units, units_per_kernel_block)
         block, kernel_in_block = np.divmod(kernel, kernel_blocks)
         kernel_id = block_ids[block] * kernel_blocks + kernel_in_block
         offsets: Ints = kernel_id * self.block_stride + sub * (self.unit_tokens * self.token_stride)
@@ -73,6 +72,30 @@ class Strand:
     source_base: Ints
     sink_base: Ints
     _lanes: dict[frozenset[int] | None, tuple[Lanes, ...]] = field(default_factory=dict)
+    _extents: dict[tuple[frozenset[int] | None, bool], tuple[Lanes, ...]] = field(default_factory=dict)
+
+    def regions(self, layers: frozenset[int] | None) -> Ints:
+        """Indices of the regions of the given layers (None is all)."""
+        if layers is None:
+            return np.arange(self.layers.size, dtype=np.int64)
+        return np.flatnonzero(np.isin(self.layers, np.fromiter(layers, np.int64, len(layers))))
+
+    def atoms(self, first_token: int = 0) -> Pieces:
+        """What is contiguous on both sides inside one unit, from its token `first_token` on: offsets, in the
+        source's order."""
+        source, sink = self.source.grid(first_token), self.sink.grid(first_token)
+        return merge(Pieces(source, sink, np.full(source.size, self.token_bytes, np.int64)))
+
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of one unit of one region."""
+        return len(self.source.head_offsets) * self.source.unit_tokens * self.token_bytes
+
+    @property
+    def layers_touch(self) -> bool:
+        """Whether a unit's regions lie one after another on a side (layouts with blocks outermost)."""
+        both = (*self.extents(None, of_source=True), *self.extents(None, of_source=False))
+        return any(lanes.length > self.cell_bytes for lanes in both)
 
     def lanes(self, layers: frozenset[int] | None) -> tuple[Lanes, ...]:
         """The lanes of whole units for the given layers (None is all), merged where regions touch."""
@@ -83,75 +106,99 @@ class Strand:
                 self._lanes[layers] = known
         return known
 
+    def extents(self, layers: frozenset[int] | None, *, of_source: bool) -> tuple[Lanes, ...]:
+        """What is contiguous on one side, whatever the other looks like: lanes with that side's offsets twice."""
+        known = self._extents.get((layers, of_source))
+        if known is None:
+            side, base = (self.source, self.source_base) if of_source else (self.sink, self.sink_base)
+            grid, base = side.grid(0), base[self.regions(layers)]
+            atoms = merge(Pieces(grid, grid, np.full(grid.size, self.token_bytes, np.int64)))
+            known = lanes_of(atoms, base, base)
+            if len(self._extents) < MAX_CACHED_LAYER_SETS:
+                self._extents[layers, of_source] = known
+        return known
+
     def _resolve(self, layers: frozenset[int] | None, first_token: int) -> tuple[Lanes, ...]:
-        source_base, sink_base = self.source_base, self.sink_base
-        if layers is not None:
-            chosen = np.isin(self.layers, np.fromiter(layers, np.int64, len(layers)))
-            source_base, sink_base = source_base[chosen], sink_base[chosen]
-        length = np.full(self.source.grid(first_token).size, self.token_bytes, np.int64)
-        atoms = merge(Pieces(self.source.grid(first_token), self.sink.grid(first_token), length))
-        found: list[Lanes] = []
-        for size in np.unique(atoms.length):
-            same = atoms.length == size
-            source = np.add.outer(source_base, atoms.source[same]).ravel()
-            sink = np.add.outer(sink_base, atoms.sink[same]).ravel()
-            merged = merge(Pieces(source, sink, np.full(source.size, size, np.int64)))
-            for total in np.unique(merged.length):
-                here = merged.length == total
-                found.append(Lanes(merged.source[here], merged.sink[here], int(total)))
-        return tuple(found)
+        regions = self.regions(layers)
+        return lanes_of(self.atoms(first_token), self.source_base[regions], self.sink_base[regions])
+
+    def partial(
+        self, source_ids: Ints, sink_ids: Ints, first_token: int, layers: frozenset[int] | None
+    ) -> list[Pieces]:
+        """The copies of the unit in whose middle a range starts; none when it starts with a unit."""
+        unit, skipped = divmod(first_token, self.source.unit_tokens)
+        units = self._present(source_ids, sink_ids, np.asarray([unit], np.int64))
+        if not skipped or not units.size:
+            return []
+        source = self.source.unit_offsets(source_ids, units)
+        sink = self.sink.unit_offsets(sink_ids, units)
+        return [repeat(lanes, source, sink) for lanes in self._resolve(layers, skipped)]
+
+    def whole(self, source_ids: Ints, sink_ids: Ints, first_token: int, end_token: int) -> Ints:
+        """The units that `[first_token, end_token)` covers from their start, the last one rounded up."""
+        unit = self.source.unit_tokens
+        units = np.arange(-(-first_token // unit), -(-end_token // unit), dtype=np.int64)
+        return self._present(source_ids, sink_ids, units)
 
     def pieces(
         self, source_ids: Ints, sink_ids: Ints, first_token: int, end_token: int, layers: frozenset[int] | None
     ) -> list[Pieces]:
         """The copies for tokens `[first_token, end_token)`, the end rounded up to a whole unit."""
-        first_unit, skipped = divmod(first_token, self.source.unit_tokens)
-        end_unit = -(-end_token // self.source.unit_tokens)
-        source = self.source.unit_offsets(source_ids, first_unit, end_unit)
-        sink = self.sink.unit_offsets(sink_ids, first_unit, end_unit)
-        found: list[Pieces] = []
-        whole = self._present(source_ids, sink_ids, first_unit, end_unit)
-        if skipped:
-            if whole[0]:
-                found += [repeat(lanes, source[:1], sink[:1]) for lanes in self._resolve(layers, skipped)]
-            whole[0] = False
-        if not whole.all():
-            source, sink = source[whole], sink[whole]
-        if source.size:
+        found = self.partial(source_ids, sink_ids, first_token, layers)
+        units = self.whole(source_ids, sink_ids, first_token, end_token)
+        if units.size:
+            source = self.source.unit_offsets(source_ids, units)
+            sink = self.sink.unit_offsets(sink_ids, units)
             found += [repeat(lanes, source, sink) for lanes in self.lanes(layers)]
         return found
 
-    def _present(self, source_ids: Ints, sink_ids: Ints, first_unit: int, end_unit: int) -> NDArray[np.bool_]:
-        """Per unit, whether both sides have its block: in a sliding window old ones are dropped."""
+    def _present(self, source_ids: Ints, sink_ids: Ints, units: Ints) -> Ints:
+        """The units whose block both sides still have: in a sliding window old ones are dropped."""
         if not self.source.group.sliding_window:
-            return np.ones(end_unit - first_unit, np.bool_)
-        token = np.arange(first_unit, end_unit, dtype=np.int64) * self.source.unit_tokens
-        dropped = (source_ids[token // self.source.group.block_size] == 0) | (
-            sink_ids[token // self.sink.group.block_size] == 0
-        )
-        present: NDArray[np.bool_] = ~dropped
+            return units
+        token = units * self.source.unit_tokens
+        source = source_ids[token // self.source.group.block_size]
+        sink = sink_ids[token // self.sink.group.block_size]
+        present: Ints = units[(source != 0) & (sink != 0)]
         return present
 
 
-def repeat(lanes: Lanes, source: Ints, sink: Ints) -> Pieces:
-    """The lanes at every unit offset. Units that follow each other on both sides become one piece.
+def lanes_of(atoms: Pieces, source_base: Ints, sink_base: Ints) -> tuple[Lanes, ...]:
+    """A unit's copies in every region, merged where regions touch on both sides, by length."""
+    found: list[Lanes] = []
+    for size in np.unique(atoms.length):
+        same = atoms.length == size
+        source = np.add.outer(source_base, atoms.source[same]).ravel()
+        sink = np.add.outer(sink_base, atoms.sink[same]).ravel()
+        merged = merge(Pieces(source, sink, np.full(source.size, size, np.int64)))
+        for total in np.unique(merged.length):
+            here = merged.length == total
+            found.append(Lanes(merged.source[here], merged.sink[here], int(total)))
+    return tuple(found)
 
-    Block ids descend once a pool has been used. Pairs are sorted by source first: two lists that descend together
-    merge then, and a run that descends on one side alone is rightly not a run.
+
+def runs_of(lanes: Lanes, source: Ints, sink: Ints) -> tuple[Ints, Ints, Ints]:
+    """Units (given by offsets) that follow each other on both sides.
+
+    Returns the order that sorts the units by source, where in it each run starts, and how many units it has.
+    Block ids descend once a pool has been used: two lists that descend together are runs once sorted, and a list
+    that descends on one side alone is rightly none.
     """
-    if source.size > 1:
-        order = np.argsort(source, kind="stable")
-        source, sink = source[order], sink[order]
-        follows = (np.diff(source) == lanes.length) & (np.diff(sink) == lanes.length)
-        starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
-        counts = np.diff(np.append(starts, source.size))
-        source, sink, length = source[starts], sink[starts], counts * lanes.length
-    else:
-        length = np.full(source.size, lanes.length, np.int64)
+    order = np.argsort(source, kind="stable")
+    source, sink = source[order], sink[order]
+    follows = (np.diff(source) == lanes.length) & (np.diff(sink) == lanes.length)
+    starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
+    return order, starts, np.diff(np.append(starts, source.size))
+
+
+def repeat(lanes: Lanes, source: Ints, sink: Ints) -> Pieces:
+    """The lanes at every unit offset. Units that follow each other on both sides become one piece."""
+    order, starts, counts = runs_of(lanes, source, sink)
+    first = order[starts]
     return Pieces(
-        np.add.outer(lanes.source, source).ravel(),
-        np.add.outer(lanes.sink, sink).ravel(),
-        np.tile(length, lanes.source.size),
+        np.add.outer(lanes.source, source[first]).ravel(),
+        np.add.outer(lanes.sink, sink[first]).ravel(),
+        np.tile(counts * lanes.length, lanes.source.size),
     )
 
 

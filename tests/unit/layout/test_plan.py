@@ -15,17 +15,7 @@ from ascend_pd.layout.description import Group, KVLayout
 from ascend_pd.layout.geometry import Reason
 from ascend_pd.layout.plan import pull_plan, push_plan, ready_range, salt_of
 from tests.unit.layout.caches import KINDS, Worker, engine, execute, expect, fill
-
-TP_SIZES = (1, 2, 4, 8, 16)
-KV_HEADS = (1, 2, 3, 4, 8)
-
-
-def content_of(layers: int, heads: int, tokens: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).integers(1, 255, (layers, heads, tokens, 8), np.uint8)
-
-
-def by_worker(workers: list[Worker]) -> dict[int, Worker]:
-    return {worker.layout.worker: worker for worker in workers}
+from tests.unit.layout.requests import KV_HEADS, TP_SIZES, by_worker, content_of, shards, transfers
 
 
 def pull_all(
@@ -44,10 +34,6 @@ def push_all(
         plan = push_plan(source.layout, [worker.layout for worker in sinks])
         for peer, pieces in plan.pieces([ids[0]], [ids[1]], *tokens, salt=salt, layers=layers).items():
             execute(pieces, by_worker(sources), {peer: by_worker(sinks)[peer]})
-
-
-def shards(heads: int, tp: int) -> bool:
-    return heads % tp == 0 or tp % heads == 0
 
 
 @pytest.mark.parametrize(("kind", "heads"), list(itertools.product(KINDS, KV_HEADS)))
@@ -71,50 +57,6 @@ def test_every_tp_pair_moves_every_head_once_or_is_refused(kind: str, heads: int
         move = pull_all if (source_tp + sink_tp) % 3 else push_all
         move(sources, sinks, ids, (0, 6), salt=source_tp + 1)
         expect(sinks, ids[1], content, 0, 6)
-
-
-@st.composite
-def block_ids(draw: st.DrawFn, needed: int, num_blocks: int) -> list[int]:
-    """Ids as a used pool hands them out: a mixture of ascending runs, descending runs and single blocks."""
-    free = list(range(1, num_blocks))
-    ids: list[int] = []
-    while len(ids) < needed:
-        at = draw(st.integers(0, len(free) - 1))
-        run = free[at : at + draw(st.integers(1, 5))]
-        ids += reversed(run) if draw(st.booleans()) else run
-        free = [block for block in free if block not in run]
-    return ids[:needed]
-
-
-@st.composite
-def transfers(draw: st.DrawFn) -> dict:
-    """A supported pair of engines and one request between them."""
-    mla = draw(st.booleans())
-    kinds = [kind for kind in KINDS if kind.startswith("mla") == mla]
-    heads = 1 if mla else draw(st.sampled_from(KV_HEADS))
-    fitting = [tp for tp in TP_SIZES if shards(heads, tp)]
-    source_tp = draw(st.sampled_from(fitting))
-    sink_tp = draw(st.sampled_from([tp for tp in fitting if source_tp % tp == 0]))
-    small = draw(st.sampled_from((2, 4)))
-    sizes = draw(st.permutations([small, small * draw(st.sampled_from((1, 2, 4)))]))
-    kernel_blocks = draw(st.sampled_from((1, 2))), draw(st.sampled_from((1, 2)))
-    end = draw(st.integers(1, 24))
-    first = draw(st.integers(0, end - 1))
-    needed = [-(-end // size) for size in sizes]
-    return {
-        "source": {
-            "kind": draw(st.sampled_from(kinds)),
-            "tp_size": source_tp,
-            "pp_size": draw(st.sampled_from((1, 2))),
-        }
-        | {"block_size": sizes[0], "kernel_blocks": kernel_blocks[0], "num_blocks": needed[0] + 5},
-        "sink": {"kind": draw(st.sampled_from(kinds)), "tp_size": sink_tp}
-        | {"block_size": sizes[1], "kernel_blocks": kernel_blocks[1], "num_blocks": needed[1] + 5},
-        "heads": heads,
-        "ids": tuple(draw(block_ids(count, count + 5)) for count in needed),
-        "tokens": (first, end),
-        "salt": draw(st.integers(0, 2**32)),
-    }
 
 
 @settings(max_examples=300, deadline=None)

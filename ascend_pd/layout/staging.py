@@ -1,0 +1,288 @@
+"""Which copies of a transfer travel packed in a staging buffer, and what to gather and scatter for them.
+
+A copy below the transport's efficient size costs more for being a copy than for its bytes. Such copies share a
+*slot* of a staging buffer. Two ways, by who takes part:
+
+* one-sided: only the active end stages. A pull reads whole extents of P's memory into a slot on D and scatters
+  them; a push gathers into a slot on P and writes whole extents of D's memory. The passive end does nothing. It
+  pays when the passive end's extents are longer than what is contiguous on both ends at once (unequal TP).
+* two-sided: the source gathers a batch into a slot, one copy crosses the wire, the sink scatters it. It needs a
+  worker on the passive end that answers, and gives full speed whatever the block lists look like.
+
+A batch is named by `Cells`, which both ends turn into addresses on their own: a *cell* is one unit of one region
+(all its tokens and heads that move). Two-sided, cells lie in the slot region by region and unit by unit, and in a
+cell the copies lie in the order of the source's addresses. One-sided, the order is the passive end's addresses'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from ascend_pd.errors import RemoteProtocolError
+from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.plan import BlockIds, PairPlan
+from ascend_pd.layout.strand import Ints, Strand, concatenate, merge, repeat, runs_of
+
+
+class Staging(StrEnum):
+    """Who stages."""
+
+    NONE = "none"
+    SINK = "sink"
+    """One-sided pull: D reads extents of P's memory and scatters."""
+    SOURCE = "source"
+    """One-sided push: P gathers and writes extents of D's memory."""
+    BOTH = "both"
+
+
+class Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that fits in a slot: units x regions of one strand of a pair's plan."""
+
+    strand: int
+    regions: tuple[int, ...]
+    """Indices of the strand's regions, ascending."""
+    units: tuple[tuple[int, int], ...]
+    """Ranges `(first, count)` of the request's unit numbers, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A transfer's copies: those worth a copy of their own, and batches for the others."""
+
+    direct: Pieces
+    staged: tuple[Cells, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What the transport and the staging memory are like.
+
+    A one-sided batch is chosen only where it at least halves the number of copies: below that the extra pass over
+    memory costs more than it saves.
+    """
+
+    piece_bytes: int
+    """Copies from this size on go by themselves (`Transport.efficient_piece_bytes`)."""
+    slot_bytes: int
+
+
+def split(
+    pair: PairPlan,
+    source_block_ids: BlockIds,
+    sink_block_ids: BlockIds,
+    first_token: int,
+    end_token: int,
+    *,
+    staging: Staging,
+    efficiency: Efficiency,
+    layers: Collection[int] | None = None,
+) -> Split:
+    """The copies for tokens `[first_token, end_token)`: direct ones, and batches in the order of layers.
+
+    The unit in whose middle the range starts always goes direct.
+
+    Raises:
+        RemoteProtocolError: block ids that do not cover the tokens or do not exist.
+    """
+    chosen = None if layers is None else frozenset(layers)
+    direct: list[Pieces] = []
+    staged: list[Cells] = []
+    resolved = pair.resolved(source_block_ids, sink_block_ids, first_token, end_token)
+    for index, (strand, source_ids, sink_ids, first) in enumerate(resolved):
+        direct += strand.partial(source_ids, sink_ids, first, chosen)
+        units = strand.whole(source_ids, sink_ids, first, end_token)
+        if not units.size:
+            continue
+        source = strand.source.unit_offsets(source_ids, units)
+        sink = strand.sink.unit_offsets(sink_ids, units)
+        small = _small_units(strand, source, sink, chosen, staging, efficiency)
+        if not small.all():
+            direct += [repeat(lanes, source[~small], sink[~small]) for lanes in strand.lanes(chosen)]
+        if small.any():
+            staged += _batches(index, strand, strand.regions(chosen), units[small], efficiency.slot_bytes)
+    return Split(concatenate(direct), tuple(staged))
+
+
+def _small_units(
+    strand: Strand,
+    source: Ints,
+    sink: Ints,
+    layers: frozenset[int] | None,
+    staging: Staging,
+    efficiency: Efficiency,
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Which units move in copies so small that they are better staged."""
+    small = np.zeros(source.size, np.bool_)
+    if staging is Staging.NONE or strand.cell_bytes > efficiency.slot_bytes:
+        return small
+    direct_copies = 0
+    for lanes in strand.lanes(layers):
+        order, starts, counts = runs_of(lanes, source, sink)
+        below = counts * lanes.length < efficiency.piece_bytes
+        small[order[np.repeat(below, counts)]] = True
+        direct_copies += lanes.source.size * int(below.sum())
+    if staging is Staging.BOTH or not small.any():
+        return small
+    passive = source[small] if staging is Staging.SINK else sink[small]
+    extents = 0
+    for lanes in strand.extents(layers, of_source=staging is Staging.SINK):
+        _, starts, _ = runs_of(lanes, passive, passive)
+        extents += lanes.source.size * starts.size
+    if 2 * extents > direct_copies:
+        small[:] = False
+    return small
+
+
+def _batches(index: int, strand: Strand, regions: Ints, units: Ints, slot_bytes: int) -> Iterator[Cells]:
+    """Rectangles of regions x units, each at most a slot, whole regions where they fit."""
+    room = slot_bytes // strand.cell_bytes
+    if strand.layers_touch and room >= regions.size:
+        units_at_once, regions_at_once = room // regions.size, regions.size
+    elif units.size <= room:
+        units_at_once, regions_at_once = units.size, max(1, room // units.size)
+    else:
+        units_at_once, regions_at_once = room, 1
+    for region in range(0, regions.size, regions_at_once):
+        some = tuple(regions[region : region + regions_at_once].tolist())
+        for unit in range(0, units.size, units_at_once):
+            yield Cells(strand=index, regions=some, units=_ranges(units[unit : unit + units_at_once]))
+
+
+def _ranges(units: Ints) -> tuple[tuple[int, int], ...]:
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(units) != 1) + 1))
+    counts = np.diff(np.append(starts, units.size))
+    return tuple(zip(units[starts].tolist(), counts.tolist(), strict=True))
+
+
+def size_of(pair: PairPlan, cells: Cells) -> int:
+    """Bytes that a batch takes in a slot.
+
+    Raises:
+        RemoteProtocolError: a batch that this pair does not have.
+    """
+    strand = _strand(pair, cells)
+    return strand.cell_bytes * len(cells.regions) * sum(count for _, count in cells.units)
+
+
+def gather(pair: PairPlan, cells: Cells, source_block_ids: BlockIds, slot: int) -> tuple[Pieces, ...]:
+    """Two-sided, on the source: the copies from its cache into the slot at address `slot`. Each element's copies
+    have equal lengths, so that they can be carried out as one indexed move.
+
+    Raises:
+        RemoteProtocolError: a batch or block ids that do not exist.
+    """
+    strand = _strand(pair, cells)
+    offsets = strand.source.unit_offsets(
+        pair.source_ids(strand, source_block_ids, _end(strand, cells)), _units(cells)
+    )
+    atoms = strand.atoms()
+    address = _rows(strand.source_base[list(cells.regions)], offsets, atoms.source)
+    return _by_length(Pieces(address, slot + _positions(atoms.length, address.size), _tiled(atoms, address)))
+
+
+def scatter(pair: PairPlan, cells: Cells, sink_block_ids: BlockIds, slot: int) -> tuple[Pieces, ...]:
+    """Two-sided, on the sink: the copies out of the slot at address `slot` into its cache, the mirror of `gather`.
+
+    Raises:
+        RemoteProtocolError: a batch or block ids that do not exist.
+    """
+    strand = _strand(pair, cells)
+    offsets = strand.sink.unit_offsets(pair.sink_ids(strand, sink_block_ids, _end(strand, cells)), _units(cells))
+    atoms = strand.atoms()
+    address = _rows(strand.sink_base[list(cells.regions)], offsets, atoms.sink)
+    return _by_length(Pieces(slot + _positions(atoms.length, address.size), address, _tiled(atoms, address)))
+
+
+def read(
+    pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, slot: int
+) -> tuple[Pieces, tuple[Pieces, ...]]:
+    """One-sided, on the sink of a pull: what to read into the slot, and what to scatter out of it then."""
+    source, sink, length = _both(pair, cells, source_block_ids, sink_block_ids, by_source=True)
+    at = slot + np.cumsum(length) - length
+    return merge(Pieces(source, at, length)), _by_length(Pieces(at, sink, length))
+
+
+def write(
+    pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, slot: int
+) -> tuple[tuple[Pieces, ...], Pieces]:
+    """One-sided, on the source of a push: what to gather into the slot, and what to write out of it then."""
+    source, sink, length = _both(pair, cells, source_block_ids, sink_block_ids, by_source=False)
+    at = slot + np.cumsum(length) - length
+    return _by_length(Pieces(source, at, length)), merge(Pieces(at, sink, length))
+
+
+def _both(
+    pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, *, by_source: bool
+) -> tuple[Ints, Ints, Ints]:
+    """The batch's copies in the order of one side's addresses."""
+    strand, units = _strand(pair, cells), _units(cells)
+    end = _end(strand, cells)
+    source = strand.source.unit_offsets(pair.source_ids(strand, source_block_ids, end), units)
+    sink = strand.sink.unit_offsets(pair.sink_ids(strand, sink_block_ids, end), units)
+    order = np.argsort(source if by_source else sink, kind="stable")
+    atoms = strand.atoms()
+    if not by_source:
+        inner = np.argsort(atoms.sink, kind="stable")
+        atoms = Pieces(atoms.source[inner], atoms.sink[inner], atoms.length[inner])
+    regions = list(cells.regions)
+    source = _rows(strand.source_base[regions], source[order], atoms.source)
+    sink = _rows(strand.sink_base[regions], sink[order], atoms.sink)
+    length = np.tile(atoms.length, source.size // len(atoms))
+    passive = source if by_source else sink
+    if passive.size > 1 and bool((np.diff(passive) < 0).any()):
+        again = np.argsort(passive, kind="stable")
+        source, sink, length = source[again], sink[again], length[again]
+    return source, sink, length
+
+
+def _rows(base: Ints, unit_offsets: Ints, atom_offsets: Ints) -> Ints:
+    """Addresses in the order region, unit, atom."""
+    cells = np.add.outer(base, unit_offsets).ravel()
+    addresses: Ints = np.add.outer(cells, atom_offsets).ravel()
+    return addresses
+
+
+def _positions(atom_lengths: Ints, rows: int) -> Ints:
+    """Where each row lies in a slot that holds them one after another."""
+    cell = int(atom_lengths.sum())
+    inside = np.cumsum(atom_lengths) - atom_lengths
+    positions: Ints = np.add.outer(np.arange(rows // atom_lengths.size, dtype=np.int64) * cell, inside).ravel()
+    return positions
+
+
+def _tiled(atoms: Pieces, rows: Ints) -> Ints:
+    return np.tile(atoms.length, rows.size // len(atoms))
+
+
+def _by_length(pieces: Pieces) -> tuple[Pieces, ...]:
+    sizes = np.unique(pieces.length)
+    if sizes.size == 1:
+        return (pieces,)
+    masks = [pieces.length == size for size in sizes]
+    return tuple(Pieces(pieces.source[mask], pieces.sink[mask], pieces.length[mask]) for mask in masks)
+
+
+def _strand(pair: PairPlan, cells: Cells) -> Strand:
+    if not 0 <= cells.strand < len(pair.strands):
+        raise RemoteProtocolError(f"staged batch of strand {cells.strand}, this pair has {len(pair.strands)}")
+    strand = pair.strands[cells.strand]
+    known = strand.layers.size
+    if not cells.regions or min(cells.regions) < 0 or max(cells.regions) >= known:
+        raise RemoteProtocolError(f"staged batch of regions {cells.regions}, the strand has {known}")
+    if not cells.units or any(first < 0 or count < 1 for first, count in cells.units):
+        raise RemoteProtocolError(f"staged batch of units {cells.units}")
+    return strand
+
+
+def _units(cells: Cells) -> Ints:
+    return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in cells.units])
+
+
+def _end(strand: Strand, cells: Cells) -> int:
+    """The token after the batch's last one."""
+    return max(first + count for first, count in cells.units) * strand.source.unit_tokens
