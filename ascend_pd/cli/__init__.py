@@ -18,6 +18,7 @@ from ascend_pd import __version__
 from ascend_pd.errors import AscendPdError, OperatorError
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "check": ("ascend_pd.cli.check", "say whether a cluster file can work, and what to change"),
     "up": ("ascend_pd.cli.up", "start every role of a cluster file on this machine"),
     "engine": ("ascend_pd.cli.engine", "run or print one engine of a cluster file"),
     "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),

@@ -22,6 +22,10 @@ class HardwareFacts:
     devices_per_node: int
     device_bytes: int
     """Memory of one device; 0 where it is not known (CPU)."""
+    flops: float
+    """Dense bf16 operations per second of one device, from public specifications; 0 where not known."""
+    bytes_per_second: float
+    """Memory bandwidth of one device, likewise."""
     chips: tuple[str, ...]
     """Names that `npu-smi` prints. A3 may also print just `Ascend910`."""
     accelerator_type: str
@@ -38,6 +42,8 @@ CATALOGUE: dict[Hardware, HardwareFacts] = {
         Hardware.A2,
         8,
         64 * GIB,
+        313e12,
+        1.6e12,
         ("910B1", "910B2", "910B2C", "910B3", "910B4", "910B4-1"),
         "module-910b-8",
     ),
@@ -45,6 +51,8 @@ CATALOGUE: dict[Hardware, HardwareFacts] = {
         Hardware.A3,
         16,
         64 * GIB,
+        376e12,
+        1.6e12,
         (
             "Ascend910_9391",
             "Ascend910_9381",
@@ -55,5 +63,5 @@ CATALOGUE: dict[Hardware, HardwareFacts] = {
         ),
         "module-a3-16",
     ),
-    Hardware.CPU: HardwareFacts(Hardware.CPU, 0, 0, (), ""),
+    Hardware.CPU: HardwareFacts(Hardware.CPU, 0, 0, 0.0, 0.0, (), ""),
 }

@@ -8,10 +8,11 @@ strict: an unknown key, or a number where text is meant, is an error.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 API_VERSION = "ascend-pd/v1"
 KIND = "PDCluster"
@@ -23,7 +24,9 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", max
 Host = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[0-9A-Za-z_.:-]+$")]
 Port = Annotated[int, Field(ge=1)]
 """No upper limit here: the rule `port-range` judges derived ports and typed ones alike."""
-Count = Annotated[int, Field(ge=1, le=100_000)]
+Count = Annotated[int, Field(ge=1, le=4096)]
+Number = Annotated[int, Field(ge=1, le=1_000_000_000)]
+MAX_DEVICES = 65536
 Bytes = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Texts = Annotated[tuple[str, ...], Strict(False)]
@@ -77,16 +80,18 @@ class GeometrySpec(_Strict):
     layers: Count | None = None
     attention_heads: Count | None = None
     kv_heads: Count | None = None
-    head_dim: Count | None = None
-    hidden_size: Count | None = None
-    vocab_size: Count | None = None
+    head_dim: Number | None = None
+    hidden_size: Number | None = None
+    vocab_size: Number | None = None
     weight_bytes: Bytes | None = None
     """Of the checkpoint as loaded (quantised, if it is)."""
     expert_weight_bytes: Bytes | None = None
     """The part of `weight_bytes` that is routed experts: it is divided by tp·dp, the rest by tp."""
-    kv_lora_rank: Count | None = None
+    active_weight_bytes: Bytes | None = None
+    """The part of `weight_bytes` that one token passes through; only the preflight's sizing reads it."""
+    kv_lora_rank: Number | None = None
     """Given for MLA models only."""
-    rope_head_dim: Count | None = None
+    rope_head_dim: Number | None = None
 
 
 class ModelSpec(_Strict):
@@ -96,7 +101,7 @@ class ModelSpec(_Strict):
     """A Hugging Face directory, or `smollm2` for the embedded demo model."""
     served_name: Annotated[str, Field(min_length=1)] | None = None
     """Default: the last part of `path`."""
-    max_model_len: Count
+    max_model_len: Number
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"] = "auto"
     geometry: GeometrySpec = GeometrySpec()
@@ -148,6 +153,8 @@ class ConnectorSpec(_Strict):
     checksum: bool = False
     memfabric_store: str | None = None
     """`tcp://host:port` of MemFabric's configuration store."""
+    closed_network: bool = False
+    """The operator's word that nobody else reaches the data ports, which no transport authenticates."""
     secret_file: Annotated[str, Field(min_length=1)] | None = None
     """Shared secret of the side channel, the metaserver and the proxy's admin calls to engines."""
 
@@ -171,7 +178,7 @@ class OverridesSpec(_Strict):
     """What one pool may set apart from the rest of the cluster. P and D must still agree."""
 
     model_path: Annotated[str, Field(min_length=1)] | None = None
-    max_model_len: Count | None = None
+    max_model_len: Number | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = None
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"] | None = None
     block_size: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -191,7 +198,7 @@ class PoolSpec(_Strict):
     port: Port
     """HTTP port of the first engine of this pool on each host; the next engine there has the next port."""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
-    max_num_batched_tokens: Count | None = None
+    max_num_batched_tokens: Number | None = None
     overrides: OverridesSpec = OverridesSpec()
     extra_args: Texts = ()
     env: Environment = {}
@@ -227,8 +234,8 @@ class ProxySpec(_Strict):
 class WorkloadSpec(_Strict):
     """What the cluster is meant to carry; only the preflight's arithmetic reads it."""
 
-    prompt_tokens: Count = 4000
-    output_tokens: Count = 1000
+    prompt_tokens: Number = 4000
+    output_tokens: Number = 1000
     requests_per_second: Annotated[float, Field(gt=0)] | None = None
 
 
@@ -243,6 +250,13 @@ class ClusterSpec(_Strict):
     """Started in layer-wise mode only."""
     proxy: ProxySpec = ProxySpec()
     workload: WorkloadSpec = WorkloadSpec()
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        devices = sum(pool.replicas * pool.parallel.world_size for pool in self.pools)
+        if devices > MAX_DEVICES:
+            raise PydanticCustomError("devices", f"pools take {devices} devices in all, {MAX_DEVICES} at most")
+        return self
 
     @property
     def has_metaserver(self) -> bool:

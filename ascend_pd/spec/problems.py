@@ -55,6 +55,17 @@ def path_of(location: Iterable[str | int]) -> str:
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
 
 
+def location_of(path: str) -> tuple[str | int, ...]:
+    """The inverse of `path_of`, for paths whose keys have neither dots nor brackets."""
+    parts: list[str | int] = []
+    for word in path.removeprefix("$").replace("[", ".[").split("."):
+        if word.startswith("["):
+            parts.append(int(word.strip("[]")))
+        elif word:
+            parts.append(word)
+    return tuple(parts)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The known word that `word` most likely means, or empty."""
     by_lower = {name.lower().replace("_", "").replace("-", ""): name for name in known}
@@ -84,6 +95,11 @@ _EXPECTATIONS = {
     "model_attributes_type": "must be a mapping",
 }
 
+_PATTERNS = {
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "a name of lower-case letters, digits and dashes, 63 at most",
+    r"^[0-9A-Za-z_.:-]+$": "a host name or address",
+}
+
 
 def expectation(error: dict[str, Any]) -> tuple[str, str]:
     """Message and fix for one of pydantic's errors (`ValidationError.errors()`), unknown keys excepted."""
@@ -100,8 +116,10 @@ def expectation(error: dict[str, Any]) -> tuple[str, str]:
         close = nearest(given, allowed) if isinstance(given, str) else ""
         fix = f"did you mean {close}?" if close else ""
         return f"must be one of {', '.join(allowed)}, not {shown}", fix
+    if kind == "devices":
+        return error["msg"], "lower replicas or parallel sizes"
     if kind == "string_pattern_mismatch":
-        return f"{shown} does not match {error['ctx']['pattern']}", ""
+        return f"{shown} is not {_PATTERNS.get(error['ctx']['pattern'], error['ctx']['pattern'])}", ""
     return f"{shown}: {error['msg'][0].lower()}{error['msg'][1:]}", ""
 
 

@@ -274,8 +274,9 @@ def _engine_listeners(replica: Replica) -> Iterator[Listener]:
     for engine in replica.engines:
         who = f"{replica.name} DP rank {engine.dp_rank}" if len(replica.engines) > 1 else replica.name
         yield Listener(engine.http, f"HTTP of {who}", f"{pool}.port", replica.pool)
-        side = Address(engine.host, engine.side_channel_port)
-        yield Listener(side, f"side channel of {who}", kv, replica.pool)
+        if replica.role is not Role.UNION:  # a union engine hands nothing over
+            side = Address(engine.host, engine.side_channel_port)
+            yield Listener(side, f"side channel of {who}", kv, replica.pool)
         if port := replica.master_port(engine.dp_rank):
             yield Listener(Address(engine.host, port), f"multi-node start-up of {who}", kv, replica.pool)
     if port := replica.dp_rpc_port:
