@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from ascend_pd.check import require_startable
 from ascend_pd.errors import OperatorError
 from ascend_pd.launch import guardian
 from ascend_pd.launch.engine_command import engine_hosts, engine_plan
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The engine's exit code, or 0 after printing."""
     cluster = load_spec(args.spec)
+    require_startable(cluster, args.spec)
     site = this_site()
     plan = select_plan(cluster, site, args.pool, args.replica, args.dp_rank, args.node)
     if args.print:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ascend_pd.check import require_startable
 from ascend_pd.launch.front_command import cluster_plan
 from ascend_pd.launch.preconditions import require_local, require_runnable
 from ascend_pd.launch.session import supervising
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 after an orderly stop, 130 when interrupted before all roles were ready; errors are OperatorError."""
     cluster = load_spec(args.spec)
+    require_startable(cluster, args.spec)
     return keep_up(cluster, args.log_dir or Path("logs") / cluster.metadata.name, args.ready_timeout)
 
 

@@ -85,3 +85,10 @@ def test_schema_errors_of_a_cluster_are_findings_with_lines(capsys: pytest.Captu
     assert code == 1
     assert [f["line"] for f in found] == sorted(f["line"] for f in found)
     assert {f["rule"] for f in found} == {"spec-invalid"}
+
+
+@pytest.mark.parametrize("command", [["up"], ["engine", "--pool", "prefill", "--print"]])
+def test_a_cluster_that_cannot_work_is_not_started(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert main([*command, MIXED]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"ascend-pd: error: {MIXED}: hardware-mixed: $.spec.pools[1].hardware: prefill pool")
