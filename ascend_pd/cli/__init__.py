@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("ascend_pd.cli.up", "start every role of a cluster file on this machine"),
     "engine": ("ascend_pd.cli.engine", "run or print one engine of a cluster file"),
     "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),
+    "demo": ("ascend_pd.cli.demo", "serve the embedded demo model and ask it one question, end to end"),
 }
 """Command → its module and its one-line description, in the order of the help page."""
 
