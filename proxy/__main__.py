@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import socket
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import uvicorn
+import uvloop
 
 from ascend_pd.errors import OperatorError
-from proxy.app import create_app
-from proxy.load import load_settings
+from proxy.admin import create_admin_app
+from proxy.app import ProxyApp, create_app
+from proxy.load import load_secrets, load_settings
 from proxy.settings import Settings
+
+_log = logging.getLogger("proxy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 after an orderly stop, 2 when the settings or the port cannot be used."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    """Exit code 0 after an orderly stop, 2 when the settings or a port cannot be used."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        settings = load_settings(argv)
+        settings = load_settings(arguments)
+        secrets = load_secrets(settings)
         listener = bind(settings.host, settings.port)
+        admin_listener = (
+            bind(settings.listener.admin_host, settings.listener.admin_port) if has_admin(settings) else None
+        )
     except OperatorError as error:
         print(f"proxy: {error}", file=sys.stderr)
         return 2
-    server = uvicorn.Server(uvicorn_config(settings))
-    server.run(sockets=[listener])
+    app = create_app(settings, secrets)
+    server = Server(uvicorn_config(settings, app), app)
+    reload = (lambda: load_settings(arguments)) if {"--spec", "--settings"} & set(arguments) else None
+    admin = create_admin_app(app, secrets, reload) if admin_listener is not None else None
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(server, listener, admin, admin_listener))
     return 0
+
+
+def has_admin(settings: Settings) -> bool:
+    """Is an admin listener wanted?"""
+    return settings.listener.admin_port != 0
+
+
+class Server(uvicorn.Server):
+    """Says that it is draining before it stops listening."""
+
+    def __init__(self, config: uvicorn.Config, app: ProxyApp) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT: finish what is open, refuse new requests; a second signal stops at once."""
+        _log.info("draining: open answers are finished, new requests are refused")
+        with contextlib.suppress(AttributeError):
+            self._app.services.admission.draining = True
+        super().handle_exit(sig, frame)
+
+
+async def _serve(
+    server: Server, listener: socket.socket, admin_app: object | None, admin_listener: socket.socket | None
+) -> None:
+    if admin_app is None or admin_listener is None:
+        await server.serve(sockets=[listener])
+        return
+    admin = uvicorn.Server(
+        uvicorn.Config(admin_app, log_level="warning", access_log=False, lifespan="off")  # type: ignore[arg-type]
+    )
+    admin_task = asyncio.create_task(admin._serve(sockets=[admin_listener]), name="admin")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        admin.should_exit = True
+        await admin_task
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -47,18 +102,21 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def uvicorn_config(settings: Settings) -> uvicorn.Config:
+def uvicorn_config(settings: Settings, app: ProxyApp) -> uvicorn.Config:
     """How uvicorn is run: fast parser and loop, no access log of its own, a bound on graceful stopping."""
     return uvicorn.Config(
-        create_app(settings),
+        app,
         loop="uvloop",
         http="httptools",
         log_level="info",
         access_log=False,
         server_header=False,
         date_header=False,
+        backlog=2048,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.timeouts.drain_s),
+        ssl_certfile=settings.listener.tls_certificate or None,
+        ssl_keyfile=settings.listener.tls_key or None,
     )
 
 

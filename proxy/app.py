@@ -1,29 +1,27 @@
-"""The ASGI application: FastAPI for what people read, a plain ASGI path for what carries tokens."""
+"""The ASGI application: FastAPI for what people read, plain ASGI for what carries tokens."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 import ascend_pd
-from proxy.dialects import dialect_named
-from proxy.downstream import Downstream
-from proxy.errors import LegFailed, ProxyError, Refused, error_body
-from proxy.exchange import Exchange, Services
-from proxy.fleet import Fleet
-from proxy.request import Api, parse_request
+from proxy.auth import bearer
+from proxy.endpoint import serve
+from proxy.errors import LegFailed, ProxyError, error_body
+from proxy.load import load_secrets
+from proxy.openapi import document
+from proxy.passage import pass_to_any, read_checked
+from proxy.request import CHAT, COMPLETIONS, WHOLE_PATHS
+from proxy.services import Secrets, Services, make_services
 from proxy.settings import Role, Settings
-from proxy.upstream import Upstream
 
-_log = logging.getLogger("proxy")
-_APIS = {api.value: api for api in Api}
-_FORWARDED_HEADERS = ("traceparent", "tracestate")
+TOKEN_PATHS = frozenset((CHAT, COMPLETIONS, *WHOLE_PATHS))
 
 
 class ProxyApp(FastAPI):
@@ -32,124 +30,125 @@ class ProxyApp(FastAPI):
     services: Services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        api = _APIS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if api is None:
-            await super().__call__(scope, receive, send)
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in TOKEN_PATHS:
+            await serve(self.services, scope["path"], scope, receive, send)
         else:
-            await serve(self.services, api, scope, receive, send)
+            await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The document with the plain ASGI endpoints added."""
+        if self.openapi_schema is None:
+            self.openapi_schema = document(super().openapi())
+        return self.openapi_schema
 
 
-async def serve(services: Services, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-    """One token-carrying request."""
-    down = Downstream(send)
-    try:
-        raw = await read_body(receive, services.settings.max_body_bytes)
-        request = parse_request(api, raw)
-    except ProxyError as error:
-        await down.error(error)
-        return
-    except ClientGone:
-        return
-    headers = {
-        name.decode("latin-1"): value.decode("latin-1")
-        for name, value in scope["headers"]
-        if name.decode("latin-1") in _FORWARDED_HEADERS
-    }
-    await run_until_gone(Exchange(services, request, down, headers), down, receive)
-
-
-class ClientGone(Exception):
-    """The client closed the connection."""
-
-
-async def run_until_gone(exchange: Exchange, down: Downstream, receive: Receive) -> None:
-    """Run the exchange; a client that leaves cancels it, and with it both legs."""
-    task = asyncio.current_task()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        if task is not None:
-            task.cancel()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        await exchange.run()
-    except ProxyError as error:
-        await down.error(error)
-    except TimeoutError:
-        await down.error(LegFailed("the request took longer than this proxy allows", 504, kind="timeout"))
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-    finally:
-        watcher.cancel()
-
-
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """The request body.
-
-    Raises:
-        Refused: larger than `limit` (413).
-        ClientGone: disconnected before its end.
-    """
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
-            raise Refused(f"the body is larger than {limit} bytes", status=413)
-        pieces.append(piece)
-        if not message.get("more_body"):
-            return b"".join(pieces) if len(pieces) > 1 else piece
-
-
-def create_app(settings: Settings) -> ProxyApp:
+def create_app(settings: Settings, secrets: Secrets | None = None) -> ProxyApp:
     """The application of one process; connections open when it starts and close when it stops."""
+    known = secrets if secrets is not None else load_secrets(settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        upstream = Upstream(settings.timeouts)
-        dialect = dialect_named(settings.dialect or settings.mode)
-        app.services = Services(settings, Fleet(settings), upstream, dialect)
+        app.services = make_services(settings, known)
         yield
-        await upstream.close()
+        await app.services.close()
 
-    app = ProxyApp(title="ascend-pd proxy", version=ascend_pd.__version__, lifespan=lifespan)
-    _add_reading_routes(app)
+    app = ProxyApp(title="ascend-pd proxy", version=ascend_pd.__version__, lifespan=lifespan, docs_url=None)
+    app.add_exception_handler(ProxyError, _answer_error)
+    _add_status_routes(app)
+    _add_engine_routes(app)
+    if settings.observability.expose_records:
+        add_record_route(app, app)
     return app
 
 
-def _add_reading_routes(app: ProxyApp) -> None:
+async def _answer_error(_: Request, error: Exception) -> Response:
+    if not isinstance(error, ProxyError):
+        raise error
+    headers = {"retry-after": str(error.retry_after_s)} if error.retry_after_s else None
+    return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+def check_key(app: ProxyApp, request: Request) -> None:
+    """The same rule as for token-carrying requests.
+
+    Raises:
+        ProxyError: 401.
+    """
+    given = bearer(*(request.headers.get(n, "").encode("latin-1") for n in ("authorization", "x-api-key")))
+    app.services.keyring.check(given)
+
+
+def _add_status_routes(app: ProxyApp) -> None:
     @app.get("/health")
     async def health() -> Response:
         """Live: the process serves."""
         return Response(status_code=200)
 
-    @app.get("/v1/models")
-    async def models(request: Request) -> Response:
-        """The models of the first engine that answers."""
-        services = app.services
-        candidates = services.fleet.instances(Role.DECODE) + services.fleet.instances(Role.UNION)
-        for instance in [i for i in candidates if i.available()]:
-            with contextlib.suppress(LegFailed):
-                answer = await services.upstream.get(
-                    instance.settings.url + "/v1/models", {}, instance.role, services.settings.timeouts.connect_s
-                )
-                body = await answer.read(services.settings.timeouts.connect_s)
-                return Response(body, answer.status, media_type=answer.content_type)
-        return Response(
-            error_body(ProxyError("no engine answers", 503)), status_code=503, media_type="application/json"
-        )
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Ready: a request can be served now."""
+        able = app.services.fleet.ready() and not app.services.admission.draining
+        return JSONResponse({"ready": able}, 200 if able else 503)
 
     @app.get("/version")
     async def version() -> JSONResponse:
         """This proxy's version."""
         return JSONResponse({"version": ascend_pd.__version__})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics. They name instances, so API keys guard them where there are any."""
+        check_key(app, request)
+        return Response(app.services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+
+def _add_engine_routes(app: ProxyApp) -> None:
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        """The models of the first engine that answers."""
+        check_key(app, request)
+        services = app.services
+        for role in (Role.DECODE, Role.UNION):
+            for instance in [i for i in services.fleet.instances(role) if i.available()]:
+                with contextlib.suppress(LegFailed):
+                    timeout_s = services.settings.probes.timeout_s
+                    url = instance.settings.url
+                    answer = await services.upstream.get(
+                        url, "/v1/models", role, timeout_s, services.engine_headers
+                    )
+                    body = await answer.read(timeout_s)
+                    return Response(body, answer.status, media_type=answer.content_type)
+        raise ProxyError("no engine answers", 503, kind="no_instance", retry_after_s=5)
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        """Any engine's tokenizer."""
+        check_key(app, request)
+        body = await read_checked(app.services, request)
+        return await pass_to_any(app.services, "/tokenize", body, request, (Role.UNION, Role.DECODE, Role.PREFILL))
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        """Any engine's tokenizer."""
+        check_key(app, request)
+        body = await read_checked(app.services, request)
+        return await pass_to_any(
+            app.services, "/detokenize", body, request, (Role.UNION, Role.DECODE, Role.PREFILL)
+        )
+
+    @app.post("/v1/{path:path}", include_in_schema=False)
+    async def others(path: str, request: Request) -> Response:
+        """Endpoints that cannot be split over P and D: a union instance, or 501."""
+        check_key(app, request)
+        body = await read_checked(app.services, request)
+        if not app.services.fleet.instances(Role.UNION):
+            raise ProxyError(f"/v1/{path} needs a union instance, and this cluster has none", 501)
+        return await pass_to_any(app.services, f"/v1/{path}", body, request, (Role.UNION,))
+
+
+def add_record_route(on: FastAPI, app: ProxyApp) -> None:
+    """`/debug/records`: the last requests and their phases."""
+
+    @on.get("/debug/records", include_in_schema=False)
+    async def records(transfer_id: str = "", limit: int = 100) -> JSONResponse:
+        return JSONResponse({"records": await app.services.journal.views(transfer_id, max(1, min(limit, 1000)))})

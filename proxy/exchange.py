@@ -4,58 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+import time
 
 from ascend_pd.wire.identity import transfer_id_from
-from proxy.dialects import Dialect
-from proxy.downstream import Downstream
-from proxy.errors import LegFailed, ProxyError
-from proxy.fleet import Fleet, Instance, Load
-from proxy.flow import Call, CallOutcome, Flow, Keep, PassThrough, Relay, Select, Step, pull_flow, whole_flow
+from proxy.attempt import Attempt
+from proxy.dialects import Order
+from proxy.downstream import AsgiDownstream, Downstream
+from proxy.errors import LegFailed, Refused
+from proxy.fleet import Instance, Load, NoInstance
+from proxy.flow import (
+    Call,
+    CallOutcome,
+    Flow,
+    Keep,
+    PassThrough,
+    Relay,
+    RelayBoth,
+    Select,
+    Step,
+    layerwise_flow,
+    pull_flow,
+    whole_flow,
+)
 from proxy.policy import Work
+from proxy.record import Record
+from proxy.relay import EngineError
+from proxy.relay import Relay as AnswerRelay
 from proxy.request import ClientRequest, Route
-from proxy.settings import Role, Settings
-from proxy.sse import STREAM_END, EventCutter, has_error, read_error, split_at_error
-from proxy.upstream import Answer, Upstream
-
-
-@dataclass(slots=True)
-class Services:
-    """What all exchanges of a process share."""
-
-    settings: Settings
-    fleet: Fleet
-    upstream: Upstream
-    dialect: Dialect
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What one attempt holds and must give back."""
-
-    transfer_id: str
-    loads: dict[Role, Load] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Drop connections that are still open (the engine aborts) and give the load back."""
-        for answer in self.answers:
-            answer.close()
-        for load in self.loads.values():
-            load.close()
+from proxy.services import Services
+from proxy.settings import Role
+from proxy.upstream import Answer
 
 
 class Exchange:
-    """Serves one request; `run` either answers the client or raises ProxyError before a byte was sent."""
+    """Serves one request; `run` either answers the client or raises ProxyError."""
 
     def __init__(
-        self, services: Services, request: ClientRequest, down: Downstream, headers: dict[str, str]
+        self,
+        services: Services,
+        request: ClientRequest,
+        down: Downstream,
+        headers: dict[str, str],
+        record: Record,
     ) -> None:
         self._services = services
         self._request = request
         self._down = down
         self._headers = headers
+        self._record = record
         self._avoid: set[str] = set()
+        self._whole: Role | None = None
 
     async def run(self) -> None:
         """Attempts until one reaches the client.
@@ -64,125 +62,232 @@ class Exchange:
             ProxyError: no attempt did; or the stream broke after its start, for the caller to write as an event.
         """
         settings = self._services.settings
+        self._whole = self._whole_role()
         async with asyncio.timeout(settings.timeouts.request_s):
-            for attempt_number in range(settings.retries + 1):
-                try:
-                    await self._attempt()
-                    return
-                except LegFailed as error:
-                    last = attempt_number == settings.retries
-                    if last or self._down.started or not error.retryable:
-                        raise
+            try:
+                await self._tries(settings.retries + 1)
+            except (LegFailed, NoInstance) as error:
+                retryable = isinstance(error, NoInstance) or error.retryable
+                role = self._fallback_role()
+                if self._down.started or not retryable or self._whole is not None or role is None:
+                    raise
+                self._whole = role
+                self._record.route = "fallback"
+                await self._tries(1)
+
+    async def _tries(self, most: int) -> None:
+        for number in range(most):
+            self._record.attempts += 1
+            try:
+                await self._attempt()
+                return
+            except LegFailed as error:
+                if number == most - 1 or self._down.started or not error.retryable:
+                    raise
+
+    def _whole_role(self) -> Role | None:
+        """Who serves this request by itself; None when it goes through P and D.
+
+        Raises:
+            Refused: it must be served whole, and nobody may do that.
+        """
+        request = self._request
+        services = self._services
+        if request.route is not Route.WHOLE:
+            below = services.settings.policy.local_prefill_below_tokens
+            if services.fleet.instances(Role.PREFILL) and request.prompt_tokens >= below:
+                return None
+            if services.fleet.instances(Role.DECODE) and services.fleet.instances(Role.PREFILL):
+                return Role.DECODE
+        role = self._fallback_role()
+        if role is not None:
+            return role
+        if request.why_whole.startswith("/"):
+            raise Refused(f"{request.why_whole} needs a union instance, and this cluster has none", status=501)
+        raise Refused(
+            f"{request.why_whole or 'this request'} needs a union instance, and this cluster has none",
+            param=request.why_whole or None,
+        )
+
+    def _fallback_role(self) -> Role | None:
+        fleet = self._services.fleet
+        fallback = self._services.settings.policy.fallback
+        if fallback == "none":
+            return None
+        if any(i.available() for i in fleet.instances(Role.UNION)) or not fleet.instances(Role.DECODE):
+            return Role.UNION if fleet.instances(Role.UNION) else None
+        return Role.DECODE if fallback == "local" else None
 
     async def _attempt(self) -> None:
-        attempt = Attempt(transfer_id_from(os.urandom(16)))
-        self._down.extra = [(b"x-ascend-pd-transfer-id", attempt.transfer_id.encode())]
+        attempt = Attempt(transfer_id_from(os.urandom(16)), self._services.holds)
+        self._record.transfer_id = attempt.transfer_id
+        if isinstance(self._down, AsgiDownstream):
+            self._down.extra = [(b"x-ascend-pd-transfer-id", attempt.transfer_id.encode())]
         flow = self._flow(attempt.transfer_id)
+        reason = "the client left"
         try:
             step: Step = next(flow)
             while True:
                 step = flow.send(await self._perform(step, attempt))
         except StopIteration:
-            return
+            reason = ""
+        except EngineError as error:
+            explained = await self._explained(error, attempt)
+            reason = explained.message
+            raise explained from error
+        except LegFailed as error:
+            reason = error.message
+            raise
         finally:
             flow.close()
-            attempt.close()
+            self._record.prefill_side = attempt.side(Role.PREFILL) if attempt.transferring else ""
+            self._record.decode_side = attempt.side(Role.DECODE) if attempt.transferring else ""
+            attempt.close(reason)
 
     def _flow(self, transfer_id: str) -> Flow:
-        fleet = self._services.fleet
-        if self._request.route is Route.WHOLE or not fleet.instances(Role.PREFILL):
-            return whole_flow(self._request, Role.UNION if fleet.instances(Role.UNION) else Role.DECODE)
-        return pull_flow(self._request, self._services.dialect, transfer_id)
+        services = self._services
+        if self._whole is not None:
+            return whole_flow(self._request, self._whole)
+        if services.dialect.order is Order.DECODE_FIRST:
+            return layerwise_flow(self._request, services.dialect, transfer_id, services.settings.metaserver)
+        return pull_flow(self._request, services.dialect, transfer_id)
 
     async def _perform(self, step: Step, attempt: Attempt) -> CallOutcome | None:
         match step:
             case Select(role):
-                attempt.loads[role] = self._select(role)
+                attempt.loads[role] = self._select(role, attempt)
             case Call(body):
                 return await self._call(body, attempt)
-            case Keep():
+            case Keep(handoff):
                 attempt.loads[Role.PREFILL].close()
+                attempt.keep(handoff.hold)
+                self._record.prompt_tokens = handoff.prompt_tokens or self._record.prompt_tokens
             case Relay(role, body):
-                await self._relay(attempt.loads[role].instance, body, attempt)
+                await self._relay(role, body, attempt)
+            case RelayBoth(decode, prefill):
+                await self._relay_both(decode, prefill, attempt)
             case PassThrough(outcome):
                 await self._down.whole(outcome.status, outcome.body, outcome.content_type)
         return None
 
-    def _select(self, role: Role) -> Load:
+    def _select(self, role: Role, attempt: Attempt) -> Load:
         request = self._request
         fleet = self._services.fleet
+        chosen = {r: load.instance for r, load in attempt.loads.items()}
         if role is Role.PREFILL:
-            return fleet.select_prefiller(Work(request.prompt_tokens), self._avoid)
+            work = Work(request.prompt_tokens)
+            load = fleet.select_prefiller(work, self._avoid, chosen.get(Role.DECODE))
+            self._record.prefill = load.instance.key
+            return load
         work = Work(request.prompt_tokens + request.output_tokens)
         if role is Role.DECODE:
-            return fleet.select_decoder(work, self._avoid)
-        return fleet.select_union(work, self._avoid)
+            load = fleet.select_decoder(work, self._avoid, chosen.get(Role.PREFILL))
+        else:
+            load = fleet.select_union(work, self._avoid)
+        self._record.decode = load.instance.key
+        return load
 
     async def _call(self, body: bytes, attempt: Attempt) -> CallOutcome:
         instance = attempt.loads[Role.PREFILL].instance
         timeout_s = self._services.settings.timeouts.prefill_s
-        answer = await self._post(instance, body, attempt, timeout_s)
+        attempt.transferring = True
+        self._record.prefill_sent_at = time.monotonic()
         try:
-            return CallOutcome(answer.status, await answer.read(timeout_s), answer.content_type)
-        except LegFailed:
-            self._avoid.add(instance.key)
+            answer = await self._post(instance, body, attempt, timeout_s)
+            outcome = CallOutcome(answer.status, await answer.read(timeout_s), answer.content_type)
+        except LegFailed as error:
+            self._blame(instance, error)
             raise
+        self._record.prefill_done_at = time.monotonic()
+        if outcome.status < 500:
+            instance.breaker.succeeded()
+        else:
+            instance.breaker.failed(time.monotonic())
+            self._avoid.add(instance.key)
+        return outcome
 
     async def _post(self, instance: Instance, body: bytes, attempt: Attempt, timeout_s: float) -> Answer:
-        headers = {**self._headers, "content-type": "application/json", "x-request-id": attempt.transfer_id}
+        headers = self._headers
         if instance.settings.dp_rank is not None:
-            headers["x-data-parallel-rank"] = str(instance.settings.dp_rank)
-        try:
-            answer = await self._services.upstream.post(
-                instance.settings.url + self._request.api, body, headers, instance.role, timeout_s
-            )
-        except LegFailed:
-            self._avoid.add(instance.key)
-            raise
+            headers = {**headers, "x-data-parallel-rank": str(instance.settings.dp_rank)}
+        answer = await self._services.upstream.post(
+            instance.settings.url, self._request.path, body, headers, instance.role, timeout_s
+        )
         attempt.answers.append(answer)
         return answer
 
-    async def _relay(self, instance: Instance, body: bytes, attempt: Attempt) -> None:
+    async def _relay(self, role: Role, body: bytes, attempt: Attempt) -> None:
         timeouts = self._services.settings.timeouts
         first_s = timeouts.first_event_s if self._request.stream else timeouts.request_s
-        answer = await self._post(instance, body, attempt, first_s)
-        if answer.status == 200 and answer.streaming:
-            await self._stream(answer, instance, first_s)
-            return
-        whole = await answer.read(timeouts.inter_token_s)
-        if answer.status >= 500:
+        instance = attempt.loads[role].instance
+        self._record.decode_sent_at = time.monotonic()
+
+        def first_event() -> None:
+            attempt.first_event()
+            instance.breaker.succeeded()
+            self._record.first_event_at = time.monotonic()
+
+        try:
+            answer = await self._post(instance, body, attempt, first_s)
+            relay = AnswerRelay(answer, self._down, timeouts, instance.role, first_event)
+            try:
+                await relay.run(first_s)
+            finally:
+                self._record.events = relay.events
+        except LegFailed as error:
+            self._blame(instance, error)
+            raise
+
+    async def _relay_both(self, decode: bytes, prefill: bytes, attempt: Attempt) -> None:
+        computing = asyncio.create_task(self._prefill_for_push(prefill, attempt))
+        relaying = asyncio.create_task(self._relay(Role.DECODE, decode, attempt))
+        try:
+            await asyncio.wait([computing, relaying], return_when=asyncio.FIRST_COMPLETED)
+            if computing.done() and not relaying.done():
+                refusal = computing.result()
+                if refusal is not None and not self._down.started:
+                    await self._down.whole(refusal.status, refusal.body, refusal.content_type)
+                    return
+            await relaying
+        finally:
+            for task in (computing, relaying):
+                task.cancel()
+            await asyncio.gather(computing, relaying, return_exceptions=True)
+
+    async def _prefill_for_push(self, body: bytes, attempt: Attempt) -> CallOutcome | None:
+        """P's leg beside a waiting D; the outcome is P's refusal (a 4xx), if it refused."""
+        outcome = await self._call(body, attempt)
+        attempt.loads[Role.PREFILL].close()
+        if 400 <= outcome.status < 500:
+            return outcome
+        if outcome.status != 200:
+            raise EngineError(f"prefill answered HTTP {outcome.status}", kind="prefill_failed")
+        return None
+
+    def _blame(self, instance: Instance, error: LegFailed) -> None:
+        if error.retryable:
             self._avoid.add(instance.key)
-            raise LegFailed(self._reason(instance, read_error(whole)[1]), kind="decode_failed")
-        await self._down.whole(answer.status, whole, answer.content_type)
+        if error.blame and not isinstance(error, EngineError):
+            instance.breaker.failed(time.monotonic())
 
-    async def _stream(self, answer: Answer, instance: Instance, first_s: float) -> None:
-        cutter = EventCutter()
-        timeout_s = first_s
-        events = b""
-        while piece := await answer.piece(timeout_s):
-            whole = cutter.feed(piece)
-            if not whole:
-                continue
-            events = whole
-            timeout_s = self._services.settings.timeouts.inter_token_s
-            if has_error(events):
-                await self._stream_error(events, instance)
-            if not self._down.started:
-                await self._down.start_stream()
-            await self._down.events(events)
-        if cutter.rest() or not events.endswith(STREAM_END):
-            self._avoid.add(instance.key)
-            raise LegFailed(f"{instance.role} broke off its answer", kind="connection_lost")
-        await self._down.end()
+    async def _explained(self, error: EngineError, attempt: Attempt) -> LegFailed:
+        """The engine's error with the reason that a connector kept for this transfer, if one did.
 
-    async def _stream_error(self, events: bytes, instance: Instance) -> None:
-        good, status, message = split_at_error(events)
-        if good and self._down.started:
-            await self._down.events(good)
-        if status < 500:
-            raise ProxyError(message, status)
-        self._avoid.add(instance.key)
-        raise LegFailed(self._reason(instance, message), status, kind="decode_failed")
-
-    def _reason(self, instance: Instance, message: str) -> str:
-        return f"{instance.role}: {message}" if message else f"{instance.role} failed"
+        A failed transfer is nobody's breaker's business: it may be the other engine's fault.
+        """
+        reason = ""
+        if attempt.transferring:
+            sides = (attempt.side(Role.DECODE), attempt.side(Role.PREFILL))
+            reason = await self._services.holds.reason(sides, attempt.transfer_id)
+        if not reason:
+            load = attempt.loads.get(Role.DECODE) or attempt.loads.get(Role.UNION)
+            if error.blame and load is not None:
+                load.instance.breaker.failed(time.monotonic())
+            return error
+        return LegFailed(
+            f"KV transfer {attempt.transfer_id} failed: {reason}",
+            error.status if error.status in (500, 502, 504) else 502,
+            kind="transfer_failed",
+            retryable=error.retryable,
+            blame=False,
+        )

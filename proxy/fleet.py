@@ -1,18 +1,24 @@
-"""The live view of instances: who exists, how loaded each is, and who is chosen next."""
+"""The live view of instances: who exists, how loaded each is, who fits whom, and who is chosen next."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 
+from ascend_pd.wire.identity import mismatches
+from ascend_pd.wire.messages import HelloReply
+from proxy.breaker import Breaker
 from proxy.errors import ProxyError
 from proxy.policy import POLICIES, Candidate, Policy, Work
 from proxy.settings import InstanceSettings, Role, Settings
+
+RETRY_AFTER_S = 5
 
 
 class Instance:
     """One endpoint and its load. Mutable; owned by the event loop."""
 
-    __slots__ = ("draining", "healthy", "key", "requests", "role", "settings", "tokens")
+    __slots__ = ("breaker", "draining", "healthy", "identity", "key", "requests", "role", "settings", "tokens")
 
     def __init__(self, settings: InstanceSettings, role: Role) -> None:
         self.settings = settings
@@ -22,10 +28,14 @@ class Instance:
         self.requests = 0
         self.draining = False
         self.healthy = True
+        """By the last probes; trusted until the first of them."""
+        self.breaker = Breaker()
+        self.identity: HelloReply | None = None
+        """What its side channel said; None while unknown."""
 
-    def available(self) -> bool:
+    def available(self, now: float | None = None) -> bool:
         """May new work go here?"""
-        return self.healthy and not self.draining
+        return self.healthy and not self.draining and self.breaker.allows(time.monotonic() if now is None else now)
 
 
 class Load:
@@ -39,6 +49,7 @@ class Load:
         self._open = True
         instance.tokens += tokens
         instance.requests += 1
+        instance.breaker.begin(time.monotonic())
 
     def weigh(self, tokens: int) -> None:
         """The true number is known now."""
@@ -52,6 +63,15 @@ class Load:
             self._open = False
             self.instance.tokens -= self.tokens
             self.instance.requests -= 1
+            self.instance.breaker.abandoned()
+
+
+def misfit(prefill: Instance, decode: Instance) -> str:
+    """Why these two may not be paired, naming field and both values; empty when they may, or nobody knows yet."""
+    if prefill.identity is None or decode.identity is None:
+        return ""
+    found = mismatches(prefill.identity.fingerprint, decode.identity.fingerprint)
+    return "; ".join(str(mismatch) for mismatch in found)
 
 
 class Fleet:
@@ -71,28 +91,108 @@ class Fleet:
 
     def instances(self, role: Role | None = None) -> list[Instance]:
         """All, or those of one role."""
-        roles = [role] if role else list(Role)
-        return [i for r in roles for i in self._instances[r]]
+        if role is not None:
+            return self._instances[role]
+        return [i for members in self._instances.values() for i in members]
 
-    def select_prefiller(self, work: Work, avoid: Iterable[str] = ()) -> Load:
-        """The prefill instance for this work, already weighed down by it."""
-        return self._select(Role.PREFILL, work, avoid)
+    def add(self, settings: InstanceSettings, role: Role) -> Instance:
+        """A new instance, or the one that is there already, drained no longer."""
+        instance = Instance(settings, role)
+        for known in self._instances[role]:
+            if known.key == instance.key:
+                known.draining = False
+                return known
+        self._instances[role] = [*self._instances[role], instance]
+        return instance
 
-    def select_decoder(self, work: Work, avoid: Iterable[str] = ()) -> Load:
-        """The decode instance for this work, already weighed down by it."""
-        return self._select(Role.DECODE, work, avoid)
+    def remove(self, instance: Instance) -> None:
+        """Forget an instance; requests that it still serves end undisturbed."""
+        self._instances[instance.role] = [i for i in self._instances[instance.role] if i is not instance]
+
+    def find(self, role: Role, key: str) -> Instance | None:
+        """By role and key."""
+        return next((i for i in self._instances[role] if i.key == key), None)
+
+    def follow(self, settings: Settings) -> dict[str, list[str]]:
+        """Add and remove instances until they are those of new settings; returns what was done, by key."""
+        wanted = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.UNION: settings.union}
+        done: dict[str, list[str]] = {"added": [], "removed": []}
+        for role, members in wanted.items():
+            fresh = [Instance(member, role) for member in members]
+            for instance in fresh:
+                if self.find(role, instance.key) is None:
+                    done["added"].append(instance.key)
+                self.add(instance.settings, role)
+            keys = {instance.key for instance in fresh}
+            for gone in [i for i in self._instances[role] if i.key not in keys]:
+                self.remove(gone)
+                done["removed"].append(gone.key)
+        return done
+
+    def ready(self) -> bool:
+        """Can a request be served now?"""
+        able = {role: any(i.available() for i in members) for role, members in self._instances.items()}
+        return able[Role.UNION] or (able[Role.PREFILL] and able[Role.DECODE])
+
+    def select_prefiller(self, work: Work, avoid: Iterable[str] = (), decode: Instance | None = None) -> Load:
+        """The prefill instance for this work, already weighed down by it.
+
+        One that fits no decode instance (or not `decode`, if that is chosen already) is no candidate.
+
+        Raises:
+            ProxyError: none is available, or none fits; the latter names the field and both values.
+        """
+        partners = self._instances[Role.DECODE] if decode is None else [decode]
+        return self._select(Role.PREFILL, work, avoid, lambda p: _best_misfit([misfit(p, d) for d in partners]))
+
+    def select_decoder(self, work: Work, avoid: Iterable[str] = (), prefill: Instance | None = None) -> Load:
+        """The decode instance for this work, already weighed down by it.
+
+        Raises:
+            ProxyError: as `select_prefiller`.
+        """
+        return self._select(Role.DECODE, work, avoid, lambda d: misfit(prefill, d) if prefill is not None else "")
 
     def select_union(self, work: Work, avoid: Iterable[str] = ()) -> Load:
-        """A union instance."""
-        return self._select(Role.UNION, work, avoid)
+        """A union instance.
 
-    def _select(
-        self, role: Role, work: Work, avoid: Iterable[str], fits: Callable[[Instance], bool] | None = None
-    ) -> Load:
+        Raises:
+            ProxyError: none is available.
+        """
+        return self._select(Role.UNION, work, avoid, lambda _: "")
+
+    def select(self, role: Role, work: Work) -> Load:
+        """An instance of this role for a request that has no partner.
+
+        Raises:
+            ProxyError: none is available.
+        """
+        return self._select(role, work, (), lambda _: "")
+
+    def _select(self, role: Role, work: Work, avoid: Iterable[str], why_not: Callable[[Instance], str]) -> Load:
+        now = time.monotonic()
         shunned = frozenset(avoid)
-        able = [i for i in self._instances[role] if i.available() and (fits is None or fits(i))]
-        fresh = [i for i in able if i.key not in shunned] or able
+        able = [i for i in self._instances[role] if i.available(now)]
+        fitting = [i for i in able if not why_not(i)]
+        if able and not fitting:
+            raise ProxyError(
+                f"no prefill and decode engine fit together: {why_not(able[0])}", 503, kind="incompatible_engines"
+            )
+        fresh = [i for i in fitting if i.key not in shunned] or fitting
         if not fresh:
-            raise ProxyError(f"no {role} instance is available", 503, kind="no_instance", retry_after_s=5)
+            raise NoInstance(role)
         chosen = self._policies[role].choose([Candidate(i.key, i.tokens, i.requests) for i in fresh], work)
         return Load(next(i for i in fresh if i.key == chosen.key), work.tokens)
+
+
+class NoInstance(ProxyError):
+    """Nobody of this role may take new work now."""
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(f"no {role} instance is available", 503, kind="no_instance", retry_after_s=RETRY_AFTER_S)
+        self.role = role
+
+
+def _best_misfit(reasons: list[str]) -> str:
+    """Empty when one partner fits or there is none to judge by."""
+    return "" if not reasons or "" in reasons else reasons[0]

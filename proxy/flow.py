@@ -48,6 +48,14 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayBoth:
+    """Send both legs at once, pass D's answer to the client; a failure of either ends both. Nothing follows."""
+
+    decode: bytes
+    prefill: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PassThrough:
     """P's answer is the client's answer (a 4xx). Nothing follows."""
 
@@ -63,7 +71,7 @@ class CallOutcome:
     content_type: str = "application/json"
 
 
-Step = Select | Call | Keep | Relay | PassThrough
+Step = Select | Call | Keep | Relay | RelayBoth | PassThrough
 Flow = Generator[Step, CallOutcome | None, None]
 
 
@@ -91,6 +99,15 @@ def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str) -> Flo
     yield Keep(handoff)
     yield Select(Role.DECODE)
     yield Relay(Role.DECODE, decode_body(request, handoff.params))
+
+
+def layerwise_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, metaserver: str) -> Flow:
+    """D reserves and P computes at the same time; P asks the metaserver for the reservation when it needs it."""
+    decode = decode_body(request, dialect.decode_params(transfer_id, metaserver))
+    prefill = prefill_body(request, dialect.prefill_params(transfer_id, metaserver))
+    yield Select(Role.DECODE)
+    yield Select(Role.PREFILL)
+    yield RelayBoth(decode, prefill)
 
 
 def whole_flow(request: ClientRequest, role: Role) -> Flow:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.request import Api, ClientRequest
+from proxy.request import CHAT, ClientRequest
 
 _DROPPED_ON_PREFILL = frozenset(
     # what only shapes the answer, and would cost or be refused with one token and no stream
@@ -28,7 +28,7 @@ def prefill_body(request: ClientRequest, params: dict[str, Any], *, return_token
     body = {key: value for key, value in request.body.items() if key not in _DROPPED_ON_PREFILL}
     body["stream"] = False
     body["max_tokens"] = 1
-    if request.api is Api.CHAT:
+    if request.path == CHAT:
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1

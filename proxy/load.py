@@ -1,4 +1,4 @@
-"""Makes the settings object from the command line and a settings file; the one file of `proxy` that reads them."""
+"""Makes the settings object from the command line and files; the one module of `proxy` that reads them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,40 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ascend_pd.errors import OperatorError
+from ascend_pd.secret import load_secret
+from ascend_pd.spec.cluster import Role as PoolRole
+from ascend_pd.spec.load import load_spec
+from ascend_pd.spec.topology import derive_topology
+from proxy.auth import Key, parse_keys
 from proxy.dialects import DIALECTS
 from proxy.policy import POLICIES
+from proxy.services import Secrets
 from proxy.settings import InstanceSettings, Settings
 
-_FLAGS = ("host", "port", "mode", "dialect", "metaserver", "retries")
+_FLAGS = ("host", "port", "mode", "dialect", "metaserver", "retries", "secret_file")
+_NESTED = {
+    "policy_prefill": ("policy", "prefill"),
+    "policy_decode": ("policy", "decode"),
+    "fallback": ("policy", "fallback"),
+    "api_key_file": ("listener", "api_key_file"),
+    "admin_port": ("listener", "admin_port"),
+    "admin_key_file": ("listener", "admin_key_file"),
+    "tls_certificate": ("listener", "tls_certificate"),
+    "tls_key": ("listener", "tls_key"),
+    "debug_records": ("observability", "expose_records"),
+    "otlp_endpoint": ("observability", "otlp_endpoint"),
+}
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m proxy", description="OpenAI endpoint for P/D engines")
+    parser = argparse.ArgumentParser(
+        prog="python -m proxy",
+        description="One OpenAI endpoint for P/D engines. Flags go over --settings, which goes over --spec.",
+    )
+    parser.add_argument("--spec", metavar="FILE", help="cluster file: instances, mode, metaserver, addresses")
     parser.add_argument(
-        "--settings", metavar="FILE", help="JSON or YAML file with the fields of proxy.settings.Settings"
+        "--settings", metavar="FILE", help="JSON or YAML with the fields of proxy.settings.Settings"
     )
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
@@ -32,12 +55,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dialect", choices=sorted(DIALECTS))
     parser.add_argument("--metaserver", metavar="URL")
     parser.add_argument("--retries", type=int)
+    parser.add_argument("--secret-file", metavar="FILE", help="shared secret of side channel and metaserver")
+    parser.add_argument("--policy-prefill", choices=sorted(POLICIES))
+    parser.add_argument("--policy-decode", choices=sorted(POLICIES))
+    parser.add_argument("--fallback", choices=("union", "local", "none"), help="who serves what P/D cannot")
+    parser.add_argument("--api-key-file", metavar="FILE")
+    parser.add_argument("--admin-port", type=int)
+    parser.add_argument("--admin-key-file", metavar="FILE")
+    parser.add_argument("--tls-certificate", metavar="FILE")
+    parser.add_argument("--tls-key", metavar="FILE")
+    parser.add_argument("--otlp-endpoint", metavar="URL", help="OpenTelemetry collector (OTLP over HTTP)")
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="any other field of the settings, e.g. policy.prefill=round-robin; repeatable",
+        help="any other field of the settings, e.g. admission.max_running=100; repeatable",
+    )
+    parser.add_argument(
+        "--debug-records", action="store_const", const=True, help="/debug/records on the public listener as well"
     )
     return parser
 
@@ -73,6 +109,50 @@ def _read_file(path: str) -> dict[str, Any]:
     return content
 
 
+def fields_of_spec(path: str) -> dict[str, Any]:
+    """What a cluster file says about its proxy.
+
+    Raises:
+        OperatorError: not a usable cluster file.
+    """
+    cluster = load_spec(path)
+    topology = derive_topology(cluster)
+    spec = cluster.spec
+    fields: dict[str, Any] = {
+        "host": topology.proxy.host,
+        "port": topology.proxy.port,
+        "mode": spec.connector.mode.value,
+        "secret_file": spec.connector.secret_file or "",
+        "policy": {"prefill": spec.proxy.policy.prefill, "decode": spec.proxy.policy.decode},
+        "listener": {
+            "api_key_file": spec.proxy.api_key_file or "",
+            "admin_key_file": spec.proxy.admin_key_file or "",
+        },
+    }
+    if topology.metaserver is not None:
+        fields["metaserver"] = topology.metaserver.url
+    if topology.admin is not None:
+        fields["listener"] |= {"admin_host": topology.admin.host, "admin_port": topology.admin.port}
+    for role in PoolRole:
+        fields[role.value] = [
+            {"url": engine.url, "side": f"{_bracketed(engine.host)}:{engine.side_channel_port}"}
+            for engine in topology.engines_of(role)
+        ]
+    return fields
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
 def set_field(fields: dict[str, Any], assignment: str) -> None:
     """Put `section.field=value` into the settings' plain form; a value that is no JSON is text.
 
@@ -95,27 +175,55 @@ def set_field(fields: dict[str, Any], assignment: str) -> None:
 
 
 def load_settings(argv: Sequence[str] | None = None) -> Settings:
-    """Command line over settings file over defaults.
+    """Command line over settings file over cluster file over defaults.
 
     Raises:
         OperatorError: unknown key, wrong type, or a combination that cannot serve.
     """
     args = _parser().parse_args(argv)
-    fields = _read_file(args.settings) if args.settings else {}
-    for name in _FLAGS:
-        if getattr(args, name) is not None:
-            fields[name] = getattr(args, name)
+    fields = fields_of_spec(args.spec) if args.spec else {}
+    if args.settings:
+        fields = _merge(fields, _read_file(args.settings))
+    given: dict[str, Any] = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
+    for flag, (group, name) in _NESTED.items():
+        if getattr(args, flag) is not None:
+            given.setdefault(group, {})[name] = getattr(args, flag)
     for assignment in args.set:
-        set_field(fields, assignment)
+        set_field(given, assignment)
     for role in ("prefill", "decode", "union"):
         if getattr(args, role) is not None:
-            fields[role] = [msgspec.to_builtins(parse_instance(text)) for text in getattr(args, role)]
+            given[role] = [msgspec.to_builtins(parse_instance(text)) for text in getattr(args, role)]
     try:
-        settings = msgspec.convert(fields, Settings)
+        settings = msgspec.convert(_merge(fields, given), Settings)
     except msgspec.ValidationError as error:
         raise OperatorError(f"proxy settings: {error}", "see proxy.settings.Settings for the keys") from error
     validate(settings)
     return settings
+
+
+def load_secrets(settings: Settings) -> Secrets:
+    """Read the files that the settings name.
+
+    Raises:
+        OperatorError: one cannot be read, or is not what it should be.
+    """
+    listener = settings.listener
+    return Secrets(
+        side_channel=load_secret(settings.secret_file),
+        keys=_load_keys(listener.api_key_file),
+        admin_keys=_load_keys(listener.admin_key_file),
+        engine_key=load_secret(listener.engine_key_file).decode("ascii", "replace"),
+    )
+
+
+def _load_keys(path: str) -> tuple[Key, ...]:
+    if not path:
+        return ()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorError(f"key file {path}: {error}", "python -m proxy.auth NAME >> FILE makes one") from error
+    return parse_keys(text, path)
 
 
 def validate(settings: Settings) -> None:
@@ -129,19 +237,38 @@ def validate(settings: Settings) -> None:
     if not settings.prefill and not settings.union:
         raise OperatorError("no instances", "add --prefill URL --decode URL, or --union URL")
     for instance in (*settings.prefill, *settings.decode, *settings.union):
-        _validate_instance(instance)
-    if settings.dialect and settings.dialect not in DIALECTS:
-        raise OperatorError(f"dialect {settings.dialect!r} is unknown", f"one of {', '.join(sorted(DIALECTS))}")
+        check_instance(instance)
     if settings.mode not in ("pull", "layerwise"):
         raise OperatorError(f"mode {settings.mode!r} is unknown", "pull or layerwise")
-    if settings.mode == "layerwise" and not settings.metaserver:
+    if settings.dialect and settings.dialect not in DIALECTS:
+        raise OperatorError(f"dialect {settings.dialect!r} is unknown", f"one of {', '.join(sorted(DIALECTS))}")
+    if settings.mode == "layerwise" and not settings.dialect and not settings.metaserver:
         raise OperatorError("layerwise mode needs a metaserver", "add --metaserver URL")
     for side, name in (("prefill", settings.policy.prefill), ("decode", settings.policy.decode)):
         if name not in POLICIES:
             raise OperatorError(f"policy.{side} {name!r} is unknown", f"one of {', '.join(sorted(POLICIES))}")
+    if settings.policy.fallback not in ("union", "local", "none"):
+        raise OperatorError(f"policy.fallback {settings.policy.fallback!r} is unknown", "union, local or none")
+    _check_listener(settings)
 
 
-def _validate_instance(instance: InstanceSettings) -> None:
+def _check_listener(settings: Settings) -> None:
+    listener = settings.listener
+    if bool(listener.tls_certificate) != bool(listener.tls_key):
+        raise OperatorError("TLS needs a certificate and a key", "give --tls-certificate and --tls-key")
+    if listener.admin_port and not listener.admin_key_file and listener.admin_host not in _LOOPBACK:
+        raise OperatorError(
+            f"the admin listener on {listener.admin_host} needs a key",
+            "give --admin-key-file, or listen on 127.0.0.1",
+        )
+
+
+def check_instance(instance: InstanceSettings) -> None:
+    """Refuse what is no instance.
+
+    Raises:
+        OperatorError: naming the URL or the side channel.
+    """
     parts = urlsplit(instance.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
         raise OperatorError(f"instance URL {instance.url!r} is not http(s)://host:port", "leave out /v1 and paths")

@@ -14,30 +14,30 @@ BYTES_PER_TOKEN = 4
 """Until an engine reports the true number."""
 DEFAULT_OUTPUT_TOKENS = 256
 """Expected output when the client names no limit; only weighs instances against each other."""
+MAX_MEMBERS = 1024
+"""Prompts times samples of one request."""
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+WHOLE_PATHS = ("/v1/responses", "/v1/messages")
 _decode = msgspec.json.Decoder().decode
-
-
-class Api(StrEnum):
-    """The endpoints whose requests may be split over P and D."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
 
 
 class Route(StrEnum):
     """Who may serve a request so that the answer equals a collocated engine's."""
 
     DISAGGREGATED = "disaggregated"
+    SPLIT = "split"
+    """Several prompts or samples: as many disaggregated members, joined into one answer."""
     WHOLE = "whole"
-    """One instance computes prompt and answer: a union instance, or D by itself."""
+    """One instance computes prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
     """One request body and what was read from it."""
 
-    api: Api
+    path: str
     raw: bytes
     body: dict[str, Any]
     stream: bool
@@ -50,7 +50,7 @@ class ClientRequest:
     why_whole: str = ""
 
 
-def parse_request(api: Api, raw: bytes) -> ClientRequest:
+def parse_request(path: str, raw: bytes) -> ClientRequest:
     """Read a body.
 
     Raises:
@@ -60,19 +60,23 @@ def parse_request(api: Api, raw: bytes) -> ClientRequest:
         body = _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise Refused("the body is nested too deeply") from error
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     refuse_internal_fields(body)
-    why = _why_whole(api, body)
+    why = _why_whole(path, body)
+    route = Route.WHOLE if why else Route.SPLIT if _members(path, body) > 1 else Route.DISAGGREGATED
+    model = body.get("model")
     return ClientRequest(
-        api=api,
+        path=path,
         raw=raw,
         body=body,
         stream=body.get("stream") is True,
-        model=body["model"] if isinstance(body.get("model"), str) else "",
+        model=model if isinstance(model, str) else "",
         prompt_tokens=max(1, _prompt_tokens(body)),
         output_tokens=_output_tokens(body),
-        route=Route.WHOLE if why else Route.DISAGGREGATED,
+        route=route,
         why_whole=why,
     )
 
@@ -83,48 +87,72 @@ def refuse_internal_fields(body: dict[str, Any]) -> None:
     Raises:
         Refused: naming the field. vLLM merges `vllm_xargs` into the same place, so it is looked into as well.
     """
+    xargs = body.get("vllm_xargs")
     for field in INTERNAL_FIELDS:
         if field in body:
             raise Refused(f"{field} is set by the proxy and may not be sent by a client", param=field)
-        xargs = body.get("vllm_xargs")
         if isinstance(xargs, dict) and field in xargs:
             raise Refused(f"vllm_xargs may not carry {field}", param="vllm_xargs")
 
 
-def _why_whole(api: Api, body: dict[str, Any]) -> str:
-    if body.get("prompt_logprobs") is not None:
-        return "prompt_logprobs"
+def _why_whole(path: str, body: dict[str, Any]) -> str:
+    if path not in (CHAT, COMPLETIONS):
+        return path
+    for field in ("prompt_logprobs", "prompt_embeds"):
+        if body.get(field) is not None:
+            return field
     if body.get("use_beam_search"):
         return "use_beam_search"
-    if api is Api.COMPLETIONS:
-        if body.get("prompt_embeds") is not None:
-            return "prompt_embeds"
-        if body.get("echo") and body.get("logprobs") is not None:
-            return "echo with logprobs"
-        if body.get("max_tokens") == 0:
-            return "max_tokens=0"
-        if isinstance(body.get("prompt"), list) and not _is_token_ids(body["prompt"]):
-            return "several prompts"
-    return "several samples" if isinstance(body.get("n"), int) and body["n"] > 1 else ""
+    if path == COMPLETIONS and body.get("echo") and body.get("logprobs") is not None:
+        return "echo with logprobs"
+    if 0 in (_limit(body, "max_tokens"), _limit(body, "max_completion_tokens")):
+        return "max_tokens=0"
+    if _malformed(path, body):
+        return "malformed"
+    return ""
 
 
-def _is_token_ids(prompt: list[Any]) -> bool:
-    return bool(prompt) and isinstance(prompt[0], int)
+def _malformed(path: str, body: dict[str, Any]) -> bool:
+    """Shapes an engine refuses anyway: let it say so in its own words, without a transfer."""
+    n = body.get("n")
+    if n is not None and (type(n) is not int or n < 1):
+        return True
+    if path == CHAT:
+        return not isinstance(body.get("messages"), list)
+    prompt = body.get("prompt")
+    return not prompt or not isinstance(prompt, str | list) or _members(path, body) > MAX_MEMBERS
+
+
+def is_token_ids(prompt: object) -> bool:
+    """One prompt given as token ids."""
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
+
+
+def _members(path: str, body: dict[str, Any]) -> int:
+    prompts = 1
+    prompt = body.get("prompt")
+    if path == COMPLETIONS and isinstance(prompt, list) and not is_token_ids(prompt):
+        prompts = len(prompt)
+    return prompts * (body.get("n") or 1)
+
+
+def _limit(body: dict[str, Any], field: str) -> int | None:
+    value = body.get(field)
+    return value if type(value) is int else None
 
 
 def _output_tokens(body: dict[str, Any]) -> int:
-    for field in ("max_completion_tokens", "max_tokens"):
-        if isinstance(body.get(field), int) and body[field] > 0:
-            return int(body[field])
-    return DEFAULT_OUTPUT_TOKENS
+    limit = _limit(body, "max_completion_tokens") or _limit(body, "max_tokens")
+    return limit if limit and limit > 0 else DEFAULT_OUTPUT_TOKENS
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int:
-    if "messages" in body:
-        return _text_bytes(body["messages"]) // BYTES_PER_TOKEN
+    for field in ("messages", "input"):
+        if field in body:
+            return _text_bytes(body[field]) // BYTES_PER_TOKEN
     prompt = body.get("prompt")
-    if isinstance(prompt, list):
-        return sum(_one_prompt_tokens(p) for p in prompt) if not _is_token_ids(prompt) else len(prompt)
+    if isinstance(prompt, list) and not is_token_ids(prompt):
+        return sum(_one_prompt_tokens(p) for p in prompt)
     return _one_prompt_tokens(prompt)
 
 

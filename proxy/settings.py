@@ -33,8 +33,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     decode: str = "least-tokens"
     local_prefill_below_tokens: int = 0
     """Prompts shorter than this skip P and are prefilled where they are decoded; 0 never skips."""
-    fallback: str = "union"
-    """When P/D cannot serve a request: `union` (a union instance), `local` (union, else prefill on D), `none`."""
+    fallback: str = "local"
+    """Who serves what P/D cannot: `union` (a union instance), `local` (that, else D prefills itself), `none`."""
 
 
 class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +53,67 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How long a stopping proxy lets open answers finish."""
 
 
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one API key; 0 is none."""
+
+    max_running: int = 0
+    requests_per_minute: int = 0
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many requests are let in."""
+
+    max_running: int = 2048
+    max_queued: int = 512
+    queue_s: float = 30.0
+    max_body_bytes: int = 32 << 20
+    split_at_once: int = 16
+    """Members of one split request that run at a time."""
+
+
+class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How instances are watched."""
+
+    interval_s: float = 5.0
+    """0 switches the probes off."""
+    timeout_s: float = 3.0
+    failures: int = 2
+    """So many failed probes in a row take an instance out; one good one takes it back."""
+
+
+class ObservabilitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the process tells about itself."""
+
+    access_log: bool = True
+    """One JSON line per request on standard output."""
+    records: int = 1000
+    """How many requests' records are kept."""
+    stories_per_second: float = 10.0
+    """How many requests a second have their phases completed from the connectors' own measurements."""
+    expose_records: bool = False
+    """`/debug/records` also on the public listener."""
+    otlp_endpoint: str = ""
+    """OTLP/HTTP collector, e.g. `http://collector:4318`; empty switches spans off."""
+    service_name: str = "ascend-pd-proxy"
+
+
+class ListenerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Security of the listeners, and the administrators' own one."""
+
+    api_key_file: str = ""
+    """Empty lets every client in."""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    engine_key_file: str = ""
+    """The key that engines started with `--api-key` want, as plain text in a file only this process may read."""
+    engine_ca: str = ""
+    """CA bundle for https engines; empty takes the system's."""
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 0
+    """0 opens no admin listener."""
+    admin_key_file: str = ""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything the process was told."""
 
@@ -69,6 +130,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Base URL, as engines and this process reach it (layer-wise mode)."""
     policy: PolicySettings = PolicySettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+    secret_file: str = ""
+    """The shared secret of side channel and metaserver."""
     retries: int = 2
     """Further attempts of a request of which no byte has gone to the client."""
-    max_body_bytes: int = 32 << 20
+    admission: AdmissionSettings = AdmissionSettings()
+    probes: ProbeSettings = ProbeSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
+    listener: ListenerSettings = ListenerSettings()

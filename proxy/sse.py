@@ -10,6 +10,7 @@ import msgspec
 
 STREAM_END = b"data: [DONE]\n\n"
 _ERROR_MARKS = (b'data: {"error"', b'data:{"error"', b"event: error")
+_SUSPICIOUS = b"error"
 MAX_EVENT_BYTES = 16 << 20
 
 
@@ -66,7 +67,7 @@ def split_events(data: bytes) -> list[bytes]:
 
 def has_error(events: bytes) -> bool:
     """Does one of these whole events report an error? A cheap search, exact by the class note above."""
-    return any(mark in events for mark in _ERROR_MARKS)
+    return _SUSPICIOUS in events and any(mark in events for mark in _ERROR_MARKS)
 
 
 class _Error(msgspec.Struct):
@@ -100,3 +101,9 @@ def split_at_error(events: bytes) -> tuple[bytes, int, str]:
             return b"".join(good), status, message
         good.append(event)
     return events, 0, ""
+
+
+def payload_of(event: bytes) -> bytes:
+    """The data of one event; several data lines are joined by line breaks, as the standard says."""
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)

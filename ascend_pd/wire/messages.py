@@ -152,7 +152,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     state: str = ""
     reason: str = ""
     timings_ms: dict[str, float] = {}
-    """Whatever was measured of this transfer so far, e.g. `transfer`, `queued`."""
+    """What was measured of this transfer so far. On P: `queue` (known to the engine, not yet scheduled), `prefill`
+    (first scheduled until the blocks were held or all pushed). On D: `queue` (known, blocks not yet allocated, and
+    received but not yet released to decode), `transfer` (first byte asked for until the last one is vouched for).
+    """
     bytes_moved: int = 0
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ascend_pd.errors import OperatorError
 from proxy.dialects.base import Dialect, Handoff, Hold, Order
+from proxy.dialects.layerwise import Layerwise
 from proxy.dialects.pull import Pull
 
-DIALECTS: dict[str, type[Dialect]] = {"pull": Pull}
+DIALECTS: dict[str, type[Dialect]] = {"pull": Pull, "layerwise": Layerwise}
 
 __all__ = ["DIALECTS", "Dialect", "Handoff", "Hold", "Order", "dialect_named"]
 

@@ -18,6 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from ascend_pd.wire.params import PullHandoff, PullPrefill, parse_params, to_dict
+from tests.fakes.sidechannel import FakeSide
 
 WORDS = ("Paris", " is", " the", " capital", " of", " France", ".", " It", " lies", " on", " the", " Seine", "!")
 
@@ -51,6 +52,7 @@ class FakeCluster:
     consumed: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
+    """Why transfers fail, by the role of the engine that knows it."""
 
 
 @dataclass
@@ -78,9 +80,11 @@ class FakeEngine:
         self.seen: list[Seen] = []
         self.running = 0
         self.url = ""
+        self.lease_s = 30.0
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> FakeEngine:
+        self.side = FakeSide(self.cluster, self.role)
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_post("/v1/completions", self._serve)
@@ -97,6 +101,7 @@ class FakeEngine:
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+            await self.side.close()
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
@@ -173,13 +178,13 @@ class FakeEngine:
             remote_engine_id=f"engine-{id(self):x}",
             remote_epoch="epoch-1",
             remote_host="127.0.0.1",
-            remote_port=1,
+            remote_port=self.side.port,
             remote_block_ids=[[1, 2, 3]],
             remote_block_size=128,
             remote_tp_size=1,
             num_prompt_tokens=len(prompt),
             prompt_hash=hashlib.sha256(prompt.encode()).hexdigest(),
-            lease_seconds=30.0,
+            lease_seconds=self.lease_s,
         )
         self.cluster.holds[params.transfer_id] = handoff
         answer = whole_answer("/v1/completions", {**body, "max_tokens": 1}, self.model)

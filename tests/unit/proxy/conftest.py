@@ -15,7 +15,15 @@ import pytest
 import uvicorn
 
 from proxy.__main__ import bind, uvicorn_config
-from proxy.settings import InstanceSettings, Settings, TimeoutSettings
+from proxy.app import create_app
+from proxy.services import Secrets
+from proxy.settings import (
+    InstanceSettings,
+    ObservabilitySettings,
+    ProbeSettings,
+    Settings,
+    TimeoutSettings,
+)
 from tests.fakes.engine import FakeCluster, FakeEngine
 
 
@@ -50,7 +58,13 @@ def chat_body(stream: bool = False, **fields: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def open_stack(
-    prefill: int = 1, decode: int = 1, union: int = 0, token_delay_s: float = 0.0, **settings: Any
+    prefill: int = 1,
+    decode: int = 1,
+    union: int = 0,
+    token_delay_s: float = 0.0,
+    secrets: Secrets | None = None,
+    sides: bool = False,
+    **settings: Any,
 ) -> AsyncIterator[Stack]:
     cluster = FakeCluster()
     counts = {"prefill": prefill, "decode": decode, "union": union}
@@ -58,9 +72,16 @@ async def open_stack(
         role: [await FakeEngine(cluster, role, token_delay_s=token_delay_s).start() for _ in range(count)]
         for role, count in counts.items()
     }
-    fleet = {role: tuple(InstanceSettings(url=e.url) for e in members) for role, members in engines.items()}
+    fleet = {
+        role: tuple(InstanceSettings(url=e.url, side=e.side.address if sides else "") for e in members)
+        for role, members in engines.items()
+    }
     settings.setdefault("timeouts", TimeoutSettings(prefill_s=5, first_event_s=5, inter_token_s=5, drain_s=1))
-    config = uvicorn_config(Settings(port=0, **fleet, **settings))
+    settings.setdefault("probes", ProbeSettings(interval_s=0))
+    settings.setdefault("observability", ObservabilitySettings(access_log=False, expose_records=True))
+    chosen = Settings(port=0, **fleet, **settings)
+    app = create_app(chosen, secrets)
+    config = uvicorn_config(chosen, app)
     config.load()
     listener = bind("127.0.0.1", 0)
     server = uvicorn.Server(config)
@@ -69,7 +90,7 @@ async def open_stack(
     while not server.started:
         assert not task.done(), task
         await asyncio.sleep(0.01)
-    stack = Stack(cluster, engines, f"http://127.0.0.1:{listener.getsockname()[1]}", config.app)
+    stack = Stack(cluster, engines, f"http://127.0.0.1:{listener.getsockname()[1]}", app)
     try:
         yield stack
     finally:

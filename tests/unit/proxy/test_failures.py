@@ -36,14 +36,14 @@ async def test_a_decode_that_fails_before_its_first_token_is_tried_again(stack: 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_engine_that_goes_on_failing_is_a_proper_status(stack: Stack, stream: bool) -> None:
-    stack.decode[0].faults.extend([Fault.HTTP_500] * 3)
+    stack.decode[0].faults.extend([Fault.HTTP_500] * 4)
     status, body = await stack.chat(stream=stream)
     assert status == 502
     assert "scripted 500" in json.loads(body)["error"]["message"]
 
 
 async def test_an_error_event_first_is_a_status_and_not_a_200(stack: Stack) -> None:
-    stack.decode[0].faults.extend([Fault.ERROR_FIRST] * 3)
+    stack.decode[0].faults.extend([Fault.ERROR_FIRST] * 4)
     status, body = await stack.chat(stream=True)
     assert status == 500
     assert b"[DONE]" not in body

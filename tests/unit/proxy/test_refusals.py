@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from proxy.settings import AdmissionSettings, PolicySettings
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 
@@ -41,14 +42,27 @@ async def test_an_engines_400_reaches_the_client_unchanged(stack: Stack) -> None
 
 
 async def test_a_body_over_the_limit_is_a_413(stack_of: StackOf) -> None:
-    async with stack_of(max_body_bytes=1000) as stack:
+    async with stack_of(admission=AdmissionSettings(max_body_bytes=1000)) as stack:
         status, _ = await stack.chat(messages=[{"role": "user", "content": "x" * 2000}])
         assert status == 413
 
 
-@pytest.mark.parametrize("extra", [{"n": 2}, {"prompt_logprobs": 1}])
-async def test_siblings_and_prompt_logprobs_never_share_a_handoff(stack: Stack, extra: dict[str, object]) -> None:
-    status, _ = await stack.post("/v1/chat/completions", chat_body(**extra))
+async def test_what_pd_cannot_give_is_computed_by_one_engine_alone(stack: Stack) -> None:
+    status, _ = await stack.post("/v1/chat/completions", chat_body(prompt_logprobs=1))
     assert status == 200
-    assert len(stack.cluster.consumed) == len(set(stack.cluster.consumed))
-    assert all("kv_transfer_params" not in s.body for s in stack.decode[0].seen)
+    assert not stack.prefill[0].seen
+    assert "kv_transfer_params" not in stack.decode[0].seen[0].body
+
+
+async def test_without_a_union_instance_the_refusal_names_the_field(stack_of: StackOf) -> None:
+    async with stack_of(policy=PolicySettings(fallback="union")) as stack:
+        status, body = await stack.post("/v1/chat/completions", chat_body(prompt_logprobs=1))
+    assert status == 400
+    assert json.loads(body)["error"]["param"] == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("header", ["x-data-parallel-rank", "x-ascend-pd-anything", "x-prefiller-host-port"])
+async def test_internal_headers_are_refused(stack: Stack, header: str) -> None:
+    status, _ = await stack.post("/v1/chat/completions", chat_body(), **{header: "1"})
+    assert status == 400
+    assert not stack.prefill[0].seen

@@ -1,0 +1,134 @@
+"""The administrators' own listener: look at instances, add, drain and remove them, read the cluster file again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
+
+from ascend_pd.errors import OperatorError
+from proxy.app import ProxyApp, add_record_route
+from proxy.auth import Keyring, bearer
+from proxy.errors import ProxyError
+from proxy.fleet import Fleet, Instance
+from proxy.load import check_instance
+from proxy.services import Secrets
+from proxy.settings import InstanceSettings, Role, Settings
+
+Reload = Callable[[], Settings]
+
+
+class InstanceChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One instance in an admin request."""
+
+    role: Role
+    url: str
+    side: str = ""
+    dp_rank: int | None = None
+
+    def settings(self) -> InstanceSettings:
+        """As settings.
+
+        Raises:
+            OperatorError: not an instance.
+        """
+        instance = InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank)
+        check_instance(instance)
+        return instance
+
+
+def create_admin_app(app: ProxyApp, secrets: Secrets, reload: Reload | None) -> FastAPI:
+    """Shares the public application's services; started after it."""
+    keyring = Keyring(secrets.admin_keys)
+
+    def guard(request: Request) -> None:
+        try:
+            keyring.check(bearer(request.headers.get("authorization", "").encode("latin-1"), b""))
+        except ProxyError as error:
+            raise HTTPException(401, "an admin key is needed") from error
+
+    admin = FastAPI(title="ascend-pd proxy admin", dependencies=[Depends(guard)], docs_url=None, redoc_url=None)
+    _add_routes(admin, app, reload)
+    add_record_route(admin, app)
+    return admin
+
+
+async def _change(request: Request) -> InstanceChange:
+    try:
+        return msgspec.json.decode(await request.body(), type=InstanceChange)
+    except msgspec.DecodeError as error:
+        raise HTTPException(400, f"an instance is {{role, url[, side, dp_rank]}}: {error}") from error
+
+
+def _known(fleet: Fleet, change: InstanceChange) -> Instance:
+    found = fleet.find(change.role, Instance(change.settings(), change.role).key)
+    if found is None:
+        raise HTTPException(404, f"no {change.role} instance {change.url}")
+    return found
+
+
+def _add_routes(admin: FastAPI, app: ProxyApp, reload: Reload | None) -> None:
+    @admin.exception_handler(OperatorError)
+    async def refuse(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 400)
+
+    @admin.get("/instances")
+    async def instances() -> JSONResponse:
+        """All instances and how they are."""
+        return JSONResponse({"instances": [view(i, app.services.now()) for i in app.services.fleet.instances()]})
+
+    @admin.post("/instances")
+    async def add(request: Request) -> JSONResponse:
+        """Take an instance in (or back, if it is draining)."""
+        change = await _change(request)
+        instance = app.services.fleet.add(change.settings(), change.role)
+        await app.services.probes.probe(instance)
+        return JSONResponse(view(instance, app.services.now()), 201)
+
+    @admin.post("/instances/drain")
+    async def drain(request: Request) -> JSONResponse:
+        """Give it no new work; what it has ends undisturbed."""
+        instance = _known(app.services.fleet, await _change(request))
+        instance.draining = True
+        return JSONResponse(view(instance, app.services.now()))
+
+    @admin.post("/instances/remove")
+    async def remove(request: Request) -> JSONResponse:
+        """Forget it; what it has ends undisturbed."""
+        instance = _known(app.services.fleet, await _change(request))
+        app.services.fleet.remove(instance)
+        return JSONResponse(view(instance, app.services.now()))
+
+    @admin.post("/reload")
+    async def read_again() -> JSONResponse:
+        """Read the files of the command line again and follow what they say about instances."""
+        if reload is None:
+            raise HTTPException(501, "this proxy was not started from a file")
+        return JSONResponse(app.services.fleet.follow(reload()))
+
+    @admin.get("/metrics")
+    async def metrics() -> Response:
+        """As on the public listener."""
+        return Response(app.services.metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+
+def view(instance: Instance, now: float) -> dict[str, Any]:
+    """An instance as JSON."""
+    identity = instance.identity
+    return {
+        "role": instance.role,
+        "url": instance.settings.url,
+        "dp_rank": instance.settings.dp_rank,
+        "side": instance.settings.side,
+        "available": instance.available(now),
+        "healthy": instance.healthy,
+        "draining": instance.draining,
+        "breaker": instance.breaker.state(now),
+        "requests": instance.requests,
+        "tokens": instance.tokens,
+        "engine": msgspec.to_builtins(identity.engine) if identity is not None else None,
+        "fingerprint": msgspec.to_builtins(identity.fingerprint) if identity is not None else None,
+    }

@@ -1,0 +1,226 @@
+"""The token-carrying endpoints as plain ASGI: who asks, what, is there room, and then the exchange."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from proxy.auth import bearer
+from proxy.downstream import AsgiDownstream, Downstream
+from proxy.errors import LegFailed, ProxyError, Refused
+from proxy.exchange import Exchange
+from proxy.group import Group
+from proxy.record import Record
+from proxy.request import ClientRequest, Route, parse_request
+from proxy.services import Services
+from proxy.settings import KeyLimits
+from proxy.split import Member, members
+
+CLIENT_CLOSED = 499
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_INTERNAL_HEADERS = frozenset(
+    (b"x-data-parallel-rank", b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-data-parallel-host-port")
+)
+_INTERNAL_PREFIX = b"x-ascend-pd-"
+MAX_HEADERS = 128
+
+
+class ClientGone(Exception):
+    """The client closed the connection."""
+
+
+@dataclass(slots=True)
+class Head:
+    """What of the request's headers matters here."""
+
+    authorization: bytes = b""
+    api_key: bytes = b""
+    request_id: bytes = b""
+    traceparent: bytes = b""
+    tracestate: bytes = b""
+    session: bytes = b""
+    content_length: bytes = b""
+
+
+_HEAD_FIELDS = {
+    b"authorization": "authorization",
+    b"x-api-key": "api_key",
+    b"x-request-id": "request_id",
+    b"traceparent": "traceparent",
+    b"tracestate": "tracestate",
+    b"x-session-id": "session",
+    b"content-length": "content_length",
+}
+
+
+def read_head(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    """Read the headers.
+
+    Raises:
+        Refused: a header that only the proxy may set, or too many of them.
+    """
+    head = Head()
+    for number, (name, value) in enumerate(headers):
+        if number >= MAX_HEADERS:
+            raise Refused(f"more than {MAX_HEADERS} headers", status=431)
+        field = _HEAD_FIELDS.get(name)
+        if field is not None:
+            setattr(head, field, value)
+        elif name in _INTERNAL_HEADERS or name.startswith(_INTERNAL_PREFIX):
+            raise Refused(f"the header {name.decode('latin-1')} is internal and may not be sent by a client")
+    return head
+
+
+def request_id_of(head: Head) -> str:
+    """The client's request id, if it is one; else a new one."""
+    if head.request_id and _REQUEST_ID.fullmatch(head.request_id):
+        return head.request_id.decode("ascii")
+    return uuid.uuid4().hex
+
+
+async def serve(services: Services, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    """One token-carrying request."""
+    record = Record(request_id="", path=path, received_at=time.monotonic())
+    down = AsgiDownstream(send)  # type: ignore[arg-type]
+    try:
+        head = read_head(scope["headers"])
+        record.request_id = request_id_of(head)
+        down.base = [(b"x-request-id", record.request_id.encode())]
+        key = services.keyring.check(bearer(head.authorization, head.api_key))
+        if key is not None:
+            record.key = key.name
+        raw = await read_body(receive, services.settings.admission.max_body_bytes, head.content_length)
+        request = parse_request(path, raw)
+        _note(record, request)
+        serving = _Serving(services, request, down, record, head, key.limits if key else None)
+        await _until_gone(serving, down, receive)
+    except ProxyError as error:
+        record.error = error.kind or "refused"
+        await down.error(error)
+    except TimeoutError:
+        record.error = "timeout"
+        await down.error(LegFailed("the request took longer than this proxy allows", 504, kind="timeout"))
+    except ClientGone:
+        record.error = "client_gone"
+        down.status = down.status or CLIENT_CLOSED
+    finally:
+        record.status = down.status
+        record.ended_at = time.monotonic()
+        services.journal.add(record)
+
+
+def _note(record: Record, request: ClientRequest) -> None:
+    record.model = request.model
+    record.stream = request.stream
+    record.route = request.route
+    record.prompt_tokens = request.prompt_tokens
+
+
+class _Serving:
+    """One admitted request."""
+
+    def __init__(
+        self,
+        services: Services,
+        request: ClientRequest,
+        down: AsgiDownstream,
+        record: Record,
+        head: Head,
+        limits: KeyLimits | None,
+    ) -> None:
+        self._services = services
+        self._request = request
+        self._down = down
+        self._record = record
+        self._head = head
+        self._limits = limits
+
+    async def run(self) -> None:
+        """Wait for a place, then exchange.
+
+        Raises:
+            ProxyError
+        """
+        async with self._services.admission.place(self._record.key, self._limits):
+            headers = self._engine_headers()
+            if self._request.route is not Route.SPLIT:
+                await Exchange(self._services, self._request, self._down, headers, self._record).run()
+                return
+
+            async def run_member(member: Member, place: Downstream) -> None:
+                await Exchange(self._services, member.request, place, headers, self._record).run()
+
+            group = Group(self._down, self._request.stream)
+            await group.run(members(self._request), run_member, self._services.settings.admission.split_at_once)
+
+    def _engine_headers(self) -> dict[str, str]:
+        headers = {
+            "content-type": "application/json",
+            "x-request-id": self._record.request_id,
+            **self._services.engine_headers,
+        }
+        if self._head.traceparent:
+            headers["traceparent"] = self._head.traceparent.decode("latin-1")
+            if self._head.tracestate:
+                headers["tracestate"] = self._head.tracestate.decode("latin-1")
+        return headers
+
+
+async def _until_gone(serving: _Serving, down: AsgiDownstream, receive: Receive) -> None:
+    """Run; a client that leaves cancels it, and with it both legs.
+
+    Raises:
+        ClientGone, ProxyError
+    """
+    task = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if task is not None and not down.finished:  # servers also say so after a complete answer
+            gone = True
+            task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        await serving.run()
+    except asyncio.CancelledError:
+        if gone:
+            if task is not None:
+                task.uncancel()
+            raise ClientGone from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+async def read_body(receive: Receive, limit: int, content_length: bytes) -> bytes:
+    """The request body.
+
+    Raises:
+        Refused: larger than `limit` (413).
+        ClientGone: disconnected before its end.
+    """
+    if content_length.isdigit() and int(content_length) > limit:
+        raise Refused(f"the body is larger than {limit} bytes", status=413)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
+        if size > limit:
+            raise Refused(f"the body is larger than {limit} bytes", status=413)
+        pieces.append(piece)
+        if not message.get("more_body"):
+            return b"".join(pieces) if len(pieces) > 1 else piece

@@ -1,0 +1,84 @@
+"""Watches instances: is the endpoint healthy, and who answers on its side channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+
+from ascend_pd.errors import ProtocolError, UnreachableError
+from proxy.errors import LegFailed
+from proxy.fleet import Fleet, Instance
+from proxy.settings import ProbeSettings
+from proxy.sidechannel import SideChannel
+from proxy.upstream import Upstream
+
+_log = logging.getLogger("proxy.probes")
+
+
+class Probes:
+    """One task that probes all instances side by side, once per interval."""
+
+    def __init__(self, settings: ProbeSettings, fleet: Fleet, upstream: Upstream, channel: SideChannel) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._upstream = upstream
+        self._channel = channel
+        self._failures: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to probe, the first time at once."""
+        if self._settings.interval_s > 0:
+            self._task = asyncio.create_task(self._run(), name="probes")
+
+    async def close(self) -> None:
+        """End the task."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        while True:
+            await self.probe_all()
+            await asyncio.sleep(self._settings.interval_s)
+
+    async def probe_all(self) -> None:
+        """One round."""
+        instances = self._fleet.instances()
+        await asyncio.gather(*(self.probe(i) for i in instances))
+        present = {i.key for i in instances}
+        self._failures = {key: n for key, n in self._failures.items() if key in present}
+
+    async def probe(self, instance: Instance) -> None:
+        """One instance: its health, then its identity."""
+        if await self._answers(instance):
+            self._failures.pop(instance.key, None)
+            if not instance.healthy:
+                _log.info("instance %s is healthy again", instance.key)
+            instance.healthy = True
+            await self._identify(instance)
+            return
+        failures = self._failures[instance.key] = self._failures.get(instance.key, 0) + 1
+        if failures >= self._settings.failures and instance.healthy:
+            _log.warning("instance %s failed %d probes: no new work goes there", instance.key, failures)
+            instance.healthy = False
+
+    async def _answers(self, instance: Instance) -> bool:
+        try:
+            answer = await self._upstream.get(
+                instance.settings.url, "/health", instance.role, self._settings.timeout_s
+            )
+            await answer.read(self._settings.timeout_s)
+        except LegFailed:
+            return False
+        return answer.status == 200
+
+    async def _identify(self, instance: Instance) -> None:
+        if not instance.settings.side:
+            return
+        try:
+            instance.identity = await self._channel.hello(instance.settings.side, self._settings.timeout_s)
+        except (UnreachableError, ProtocolError) as error:
+            _log.info("side channel of %s: %s", instance.key, error)
