@@ -19,7 +19,7 @@ from proxy.group import Group
 from proxy.record import Record
 from proxy.request import ClientRequest, Route, parse_request
 from proxy.services import Services
-from proxy.settings import KeyLimits
+from proxy.settings import KeyLimits, Role
 from proxy.split import Member, members
 
 CLIENT_CLOSED = 499
@@ -82,6 +82,15 @@ def request_id_of(head: Head) -> str:
     if head.request_id and _REQUEST_ID.fullmatch(head.request_id):
         return head.request_id.decode("ascii")
     return uuid.uuid4().hex
+
+
+def session_of(request: ClientRequest) -> str:
+    """The body's own hint at who belongs together."""
+    for field in ("prompt_cache_key", "user"):
+        value = request.body.get(field)
+        if isinstance(value, str) and value:
+            return value[:256]
+    return ""
 
 
 async def serve(services: Services, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,15 +158,20 @@ class _Serving:
         """
         async with self._services.admission.place(self._record.key, self._limits):
             headers = self._engine_headers()
-            if self._request.route is not Route.SPLIT:
-                await Exchange(self._services, self._request, self._down, headers, self._record).run()
+            split = self._request.route is Route.SPLIT and self._services.fleet.instances(Role.PREFILL)
+            if not split:
+                await self._exchange(self._request, self._down, headers).run()
                 return
 
             async def run_member(member: Member, place: Downstream) -> None:
-                await Exchange(self._services, member.request, place, headers, self._record).run()
+                await self._exchange(member.request, place, headers).run()
 
             group = Group(self._down, self._request.stream)
             await group.run(members(self._request), run_member, self._services.settings.admission.split_at_once)
+
+    def _exchange(self, request: ClientRequest, down: Downstream, headers: dict[str, str]) -> Exchange:
+        session = self._head.session.decode("latin-1") or session_of(request)
+        return Exchange(self._services, request, down, headers, self._record, session)
 
     def _engine_headers(self) -> dict[str, str]:
         headers = {

@@ -26,11 +26,11 @@ from proxy.flow import (
     pull_flow,
     whole_flow,
 )
-from proxy.policy import Work
+from proxy.policy import BLOCK_TOKENS, Work
 from proxy.record import Record
 from proxy.relay import EngineError
 from proxy.relay import Relay as AnswerRelay
-from proxy.request import ClientRequest, Route
+from proxy.request import ClientRequest, Route, prefix_hashes
 from proxy.services import Services
 from proxy.settings import Role
 from proxy.upstream import Answer
@@ -46,6 +46,7 @@ class Exchange:
         down: Downstream,
         headers: dict[str, str],
         record: Record,
+        session: str = "",
     ) -> None:
         self._services = services
         self._request = request
@@ -54,6 +55,9 @@ class Exchange:
         self._record = record
         self._avoid: set[str] = set()
         self._whole: Role | None = None
+        self._session = session
+        wanted = services.fleet.wants_prefix()
+        self._prefix = prefix_hashes(request.body, BLOCK_TOKENS) if wanted else ()
 
     async def run(self) -> None:
         """Attempts until one reaches the client.
@@ -93,12 +97,10 @@ class Exchange:
         """
         request = self._request
         services = self._services
-        if request.route is not Route.WHOLE:
+        if request.route is not Route.WHOLE and services.fleet.instances(Role.PREFILL):
             below = services.settings.policy.local_prefill_below_tokens
-            if services.fleet.instances(Role.PREFILL) and request.prompt_tokens >= below:
-                return None
-            if services.fleet.instances(Role.DECODE) and services.fleet.instances(Role.PREFILL):
-                return Role.DECODE
+            pays = below == 0 or services.fleet.uncached_on_decode(self._work(0)) >= below
+            return None if pays else Role.DECODE
         role = self._fallback_role()
         if role is not None:
             return role
@@ -170,16 +172,18 @@ class Exchange:
                 await self._down.whole(outcome.status, outcome.body, outcome.content_type)
         return None
 
+    def _work(self, output_tokens: int) -> Work:
+        return Work(self._request.prompt_tokens + output_tokens, self._prefix, self._session)
+
     def _select(self, role: Role, attempt: Attempt) -> Load:
         request = self._request
         fleet = self._services.fleet
         chosen = {r: load.instance for r, load in attempt.loads.items()}
         if role is Role.PREFILL:
-            work = Work(request.prompt_tokens)
-            load = fleet.select_prefiller(work, self._avoid, chosen.get(Role.DECODE))
+            load = fleet.select_prefiller(self._work(0), self._avoid, chosen.get(Role.DECODE))
             self._record.prefill = load.instance.key
             return load
-        work = Work(request.prompt_tokens + request.output_tokens)
+        work = self._work(request.output_tokens)
         if role is Role.DECODE:
             load = fleet.select_decoder(work, self._avoid, chosen.get(Role.PREFILL))
         else:

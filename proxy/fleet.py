@@ -129,6 +129,16 @@ class Fleet:
                 done["removed"].append(gone.key)
         return done
 
+    def wants_prefix(self) -> bool:
+        """Does a policy ask for the prompt's block hashes?"""
+        return any(policy.wants_prefix for policy in self._policies.values())
+
+    def uncached_on_decode(self, work: Work) -> int:
+        """Tokens of this prompt that the best decode instance would have to compute itself."""
+        policy = self._policies[Role.DECODE]
+        cached = [policy.cached_tokens(i.key, work) for i in self._instances[Role.DECODE] if i.available()]
+        return work.tokens - max(cached, default=0)
+
     def ready(self) -> bool:
         """Can a request be served now?"""
         able = {role: any(i.available() for i in members) for role, members in self._instances.items()}

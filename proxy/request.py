@@ -171,3 +171,26 @@ def _text_bytes(content: object) -> int:
     if isinstance(content, dict):
         return _text_bytes(content.get("content")) + _text_bytes(content.get("text"))
     return 0
+
+
+def prefix_hashes(body: dict[str, Any], block_tokens: int) -> tuple[int, ...]:
+    """Chained hashes of the full blocks of a prompt, as a prefix cache would chain them.
+
+    Token ids are cut exactly; text is cut at as many bytes as a block of tokens has on average, so that equal
+    beginnings of text give equal first hashes. Hashes are this process's own.
+    """
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and is_token_ids(prompt):
+        data = b"".join((t & 0xFFFFFFFF).to_bytes(BYTES_PER_TOKEN, "little") for t in prompt if type(t) is int)
+    elif isinstance(prompt, str):
+        data = prompt.encode("utf-8", "surrogatepass")
+    else:
+        shaping = [body.get("tools"), body.get("messages", prompt)]
+        data = msgspec.json.encode(shaping)
+    size = block_tokens * BYTES_PER_TOKEN
+    hashes = []
+    chained = hash(data[:0])
+    for start in range(0, len(data) - size + 1, size):
+        chained = hash((chained, data[start : start + size]))
+        hashes.append(chained)
+    return tuple(hashes)
