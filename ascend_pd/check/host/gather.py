@@ -55,6 +55,8 @@ class Probe:
 
     root: Path = Path("/")
     search_path: str | None = None
+    python: str = sys.executable
+    """The interpreter that Mooncake is imported with."""
     peers: tuple[str, ...] = ()
     """Device addresses (A2) or vNIC addresses (A3) of other hosts, to ping."""
 
@@ -77,7 +79,7 @@ def gather(subject: Subject, replica: Replica, probe: Probe) -> HostFacts:
     )
     if subject.spec.connector.transport == "mooncake":
         commands[MOONCAKE_IMPORT] = run_tool(
-            [sys.executable, "-c", "import mooncake.engine"], probe.search_path, IMPORT_LIMIT_S
+            [probe.python, "-c", "import mooncake.engine"], probe.search_path, IMPORT_LIMIT_S
         )
     return HostFacts(
         hostname=socket.gethostname(),

@@ -44,6 +44,7 @@ def check(subject: Subject, pool: Pool, facts: HostFacts) -> Iterator[Finding]:
         return
     where = f"host:{facts.hostname}"
     devices = smi_devices(seen.output)
+    rows = tuple(line for line in seen.lines if any(device.name in line for device in devices))[:2]
     pods = [
         (name, found)
         for name, run in facts.commands.items()
@@ -52,12 +53,12 @@ def check(subject: Subject, pool: Pool, facts: HostFacts) -> Iterator[Finding]:
     kind = generation(devices, bool(pods))
     if kind is None:
         names = ", ".join(sorted({d.name for d in devices})) or "nothing"
-        yield unknown(NAME, where, f"npu-smi names {names}: no known generation", "", seen.lines[:6])
+        yield unknown(NAME, where, f"npu-smi names {names}: no known generation", "", rows)
     elif kind is not pool.spec.hardware:
         message = (
             f"this node is {kind} ({devices[0].name}, {len(devices)} devices), the file says {pool.spec.hardware}"
         )
-        yield error(NAME, where, message, f"set hardware: {kind}, or use another node", seen.lines[:6])
+        yield error(NAME, where, message, f"set hardware: {kind}, or use another node", rows)
     ids = {found for _, found in pods}
     if len(ids) > 1:
         yield error(
