@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ascend_pd.wire.identity import EngineRef, Fingerprint, mismatches
 from ascend_pd.wire.messages import Answer, Ask, Hello, HelloReply, Reply, Request, Verdict, WorkerInfo
@@ -45,6 +45,7 @@ class EngineEndpoint:
         self._fingerprint = fingerprint
         self._handler = handler
         self._workers: tuple[WorkerInfo, ...] = ()
+        self.endpoints = 0
         config = settings.config
         self.server = SideChannelServer(
             config.host, settings.side_port, settings.secret, self._answer, str(self.ref), tick=tick, faults=faults
@@ -64,6 +65,12 @@ class EngineEndpoint:
         """Make the workers' endpoints and layouts known; until then a handshake shows none."""
         self._workers = workers
 
+    def renew(self, workers: Iterable[WorkerInfo]) -> None:
+        """After a fence: these workers have new sessions."""
+        renewed = {info.layout.worker: info for info in workers}
+        self._workers = tuple(renewed.get(info.layout.worker, info) for info in self._workers)
+        self.endpoints += 1
+
     def close(self) -> None:
         """End both threads and free the port. Safe to repeat."""
         self.server.close()
@@ -78,7 +85,8 @@ class EngineEndpoint:
 
     def _hello(self, request: Hello) -> Reply:
         if request.fingerprint is not None:
-            differing = mismatches(self._fingerprint, request.fingerprint)
+            ours, theirs = self._fingerprint, request.fingerprint
+            differing = mismatches(*((theirs, ours) if request.role == "prefill" else (ours, theirs)))
             if differing:
                 reason = "; ".join(str(field) for field in differing)
                 return Answer(verdict=Verdict.REFUSED, reason=f"fingerprints differ: {reason}")
@@ -91,4 +99,5 @@ class EngineEndpoint:
             tp_size=settings.tp_size,
             pp_size=settings.pp_size,
             workers=self._workers,
+            endpoints=self.endpoints,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,3 +25,14 @@ class Pieces:
     def num_bytes(self) -> int:
         """Bytes moved in all."""
         return int(self.length.sum())
+
+
+def join(parts: Sequence[Pieces]) -> Pieces:
+    """All pieces of the parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return Pieces(
+        np.concatenate([part.source for part in parts]),
+        np.concatenate([part.sink for part in parts]),
+        np.concatenate([part.length for part in parts]),
+    )

@@ -55,6 +55,8 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tp_size: int
     pp_size: int
     workers: tuple[WorkerInfo, ...]
+    endpoints: int = 0
+    """Counts the fences of this life: the workers' sessions are new after each."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):

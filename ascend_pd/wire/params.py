@@ -59,14 +59,11 @@ class LayerwiseDecode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class LayerwisePrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Proxy → P, layer-wise mode: compute this prompt and push it to whoever reserved `transfer_id`.
 
-    `sink_host`/`sink_port` are D's side channel when the reservation is known already. Without them P
-    starts computing and asks `metaserver` (a base URL) for the reservation.
+    P starts computing at once and asks `metaserver` (a base URL) for the reservation.
     """
 
     transfer_id: str
     metaserver: str
-    sink_host: str = ""
-    sink_port: int = 0
     do_remote_decode: bool = True
     do_remote_prefill: bool = False
     wire_version: int = WIRE_VERSION
@@ -96,6 +93,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     num_cached_tokens: Natural
     """Tokens that D already has in its prefix cache: P sends only what comes after them."""
     prompt_hash: Name
+    endpoints: Natural = 0
+    """D's `HelloReply.endpoints` when it reserved: P must know D's sessions of that time or later."""
     deadline_seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
     """How long D waits from now before it gives the reservation up; the metaserver hands out what is left."""
     wire_version: Annotated[int, msgspec.Meta(ge=WIRE_VERSION, le=WIRE_VERSION)] = WIRE_VERSION

@@ -213,6 +213,10 @@ class SourceLedger:
             actions += self._apply(record, E.DEADLINE, now, reason)[2]
         return actions
 
+    def in_flight(self, transfer_id: str) -> int:
+        """Writes of this transfer that have not returned."""
+        return self._get(transfer_id).inflight
+
     def num_held(self) -> int:
         """Transfers whose blocks vLLM does not have back."""
         return sum(1 for record in self.transfers.values() if record.deferred and not record.freed)

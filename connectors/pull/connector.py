@@ -16,10 +16,11 @@ from connectors.compat import (
 )
 from connectors.fingerprint import fingerprint_of
 from connectors.logs import follow_vllm
-from connectors.pull.metadata import PullMetadata, PullReport, WorkerHandshake
+from connectors.pull.metadata import PullMetadata, PullReport
 from connectors.pull.scheduler import PullScheduler
 from connectors.pull.worker import PullWorker
 from connectors.settings import load_settings
+from connectors.worker_handshake import WorkerHandshake
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class MooncakeConnector(ConnectorBase):
         self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> WorkerHandshake:
-        return WorkerHandshake(self._worker.info)
+        return WorkerHandshake(self._worker.rank.info)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         metadata = self._connector_metadata

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
-
 from ascend_pd.wire.identity import EngineRef
-from ascend_pd.wire.messages import WorkerInfo
 from ascend_pd.wire.params import PullHandoff
+from connectors.compat import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +55,3 @@ class PullReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     def aggregate(self, other: KVConnectorWorkerMetadata) -> PullReport:
         """The reports of both."""
         return PullReport(self.loads + other.loads) if isinstance(other, PullReport) else self
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHandshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """One worker's endpoint and layout, collected by vLLM for the scheduler side."""
-
-    info: WorkerInfo

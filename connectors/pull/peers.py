@@ -6,14 +6,12 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from ascend_pd.errors import PairingError, RemoteProtocolError
+from ascend_pd.errors import PairingError
 from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.plan import TransferPlan, pull_plan
-from ascend_pd.wire.identity import EngineRef, Fingerprint, mismatches
-from ascend_pd.wire.messages import Answer, Hello, HelloReply
+from ascend_pd.wire.identity import EngineRef, Fingerprint
+from connectors.handshake import Address, shake_hands
 from connectors.sidechannel.client import SideChannelClient
-
-Address = tuple[str, int]
 
 MAX_PEERS = 1024
 
@@ -75,22 +73,17 @@ class PeerDirectory:
             self._sources.pop(address, None)
 
     def _handshake(self, address: Address, timeout_s: float) -> Source:
-        reply = self._client.request(address, Hello(fingerprint=self._fingerprint, role="decode"), timeout_s)
-        if isinstance(reply, Answer):
-            raise PairingError(reply.reason)
-        if not isinstance(reply, HelloReply):
-            raise RemoteProtocolError(f"answered a handshake with {type(reply).__name__}")
-        differing = mismatches(reply.fingerprint, self._fingerprint)
-        if differing:
-            raise PairingError("fingerprints differ: " + "; ".join(map(str, differing)))
-        if self._expected_tp and reply.tp_size != self._expected_tp:
-            raise PairingError(f"the configuration names tp_size {self._expected_tp}, prefill has {reply.tp_size}")
-        transports = {worker.transport for worker in reply.workers} - {self._transport_name}
-        if transports:
-            raise PairingError(f"transport: prefill has {', '.join(transports)}, decode {self._transport_name}")
-        layouts = [worker.layout for worker in reply.workers]
+        reply = shake_hands(
+            self._client,
+            address,
+            self._fingerprint,
+            role="decode",
+            transport_name=self._transport_name,
+            expected_tp=self._expected_tp,
+            timeout_s=timeout_s,
+        )
         return Source(
             engine=reply.engine,
-            plan=pull_plan(layouts, self._layout),
+            plan=pull_plan([worker.layout for worker in reply.workers], self._layout),
             sessions={worker.layout.worker: worker.session for worker in reply.workers},
         )

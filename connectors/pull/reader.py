@@ -8,10 +8,8 @@ which is never held during I/O.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +20,7 @@ from ascend_pd.layout.plan import salt_of
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Done, Reply, Verdict
 from connectors.device.base import Device
+from connectors.driver import LedgerDriver
 from connectors.handoff.actions import (
     AnswerEarly,
     DemandRestart,
@@ -33,9 +32,10 @@ from connectors.handoff.actions import (
     SinkAction,
 )
 from connectors.handoff.sink import SinkLedger, SinkLimits
+from connectors.handshake import Address
 from connectors.lanes import Lanes
 from connectors.pull.metadata import LoadReport, PullLoad
-from connectors.pull.peers import Address, PeerDirectory, Source
+from connectors.pull.peers import PeerDirectory, Source
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.base import Transport
@@ -101,7 +101,6 @@ class Reader:
     ) -> None:
         config = settings.config
         self._settings = settings
-        self._device = device
         self._transport = transport
         self._peers = peers
         self._client = client
@@ -119,13 +118,13 @@ class Reader:
         self._loads: dict[str, _Load] = {}
         self._owners: dict[str, str] = {}
         self._results = LoadResults()
-        self._changed = threading.Condition()
-        """Guards everything above and wakes the clock."""
-        self._fences_wanted = False
-        self._closed = False
+        self._fence_is_due = False
         self._lanes = Lanes(f"pull-r{tp_rank}", device.bind_thread)
-        self._clock = threading.Thread(target=self._keep_time, name=f"pull-clock-r{tp_rank}", daemon=True)
-        self._clock.start()
+        self._driver: LedgerDriver[SinkAction] = LedgerDriver(
+            f"pull-clock-r{tp_rank}", self._perform, device.bind_thread
+        )
+        """Its lock guards everything above."""
+        self._driver.open(self._ledger)
 
     # --- vLLM's thread -----------------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Reader:
         """Begin one load; its end shows in `take_results`, exactly once."""
         now = time.monotonic()
         load = _Load(order, began=now, deadline=now + self._settings.config.transfer_seconds)
-        with self._changed:
+        with self._driver.changed:
             begun, actions = self._ledger.begin(load.transfer_id, order.request_id, now, source=load.source)
             if not begun:
                 self._fail_stranger(order)
@@ -142,35 +141,31 @@ class Reader:
             self._owners[order.request_id] = load.transfer_id
             if order.refusal:
                 actions = actions + self._ledger.refuse(load.transfer_id, order.refusal, now)
-            self._perform(actions)
-            self._changed.notify()
+            self._driver.perform(actions)
+            self._driver.changed.notify_all()
         if not order.refusal and not self._lanes.submit(load.address, lambda: self._run(load)):
             self._refuse(load, "too many transfers wait for this prefill engine")
 
     def cancel(self, request_id: str) -> None:
         """The request was aborted; its load ends as soon as nothing can land any more."""
-        with self._changed:
+        with self._driver.changed:
             transfer_id = self._owners.get(request_id)
-            if transfer_id is not None:
-                self._perform(self._ledger.cancel(transfer_id, time.monotonic()))
-                self._changed.notify()
+        if transfer_id is not None:
+            self._driver.tell(partial(self._ledger.cancel, transfer_id))
 
     def take_results(self) -> LoadResults:
         """What ended since the last call."""
-        with self._changed:
+        with self._driver.changed:
             results, self._results = self._results, LoadResults()
             now = time.monotonic()
             for report in results.reports:
-                self._perform(self._ledger.reported(report.transfer_id, now))
+                self._driver.perform(self._ledger.reported(report.transfer_id, now))
         return results
 
     def close(self) -> None:
         """End all threads. The transport is closed by its owner, before this, so that reads return."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
         self._lanes.close()
-        self._clock.join(5.0)
+        self._driver.close()
 
     # --- a lane's thread ---------------------------------------------------------------------------------------
 
@@ -190,7 +185,7 @@ class Reader:
         except AscendPdError as error:
             self._refuse(load, str(error))
             return
-        with self._changed:
+        with self._driver.changed:
             via = self._transport.session
             granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(pieces), time.monotonic())
         if granted:
@@ -204,66 +199,50 @@ class Reader:
                 self._transport.read(source.sessions[worker], part, load.deadline, via)
                 left -= 1
                 load.read = time.monotonic()
-                self._tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=part.num_bytes))
+                self._driver.tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=part.num_bytes))
         except TransferError as error:
             self._peers.forget(load.address)
-            reason, quiesced = f"reading from {load.source} failed: {error}", error.quiesced
-            self._tell(lambda now: self._ledger.read_failed(load.transfer_id, reason, now, quiesced=quiesced))
+            failed = partial(
+                self._ledger.read_failed, load.transfer_id, f"reading from {load.source} failed: {error}"
+            )
+            self._driver.tell(partial(failed, quiesced=error.quiesced))
             for _ in range(left - 1):
-                self._tell(lambda now: self._ledger.read_failed(load.transfer_id, reason, now, quiesced=True))
+                self._driver.tell(partial(failed, quiesced=True))
 
     def _refuse(self, load: _Load, reason: str) -> None:
-        self._tell(lambda now: self._ledger.refuse(load.transfer_id, reason, now))
+        self._driver.tell(lambda now: self._ledger.refuse(load.transfer_id, reason, now))
 
     # --- the clock's thread ------------------------------------------------------------------------------------
 
-    def _keep_time(self) -> None:
-        self._device.bind_thread()  # a fence opens a transport endpoint
-        while True:
-            with self._changed:
-                self._perform(self._ledger.tick(time.monotonic()))
-                wait_s = min(1.0, self._ledger.next_deadline() - time.monotonic())
-                if not self._fences_wanted and not self._closed and wait_s > 0:
-                    self._changed.wait(wait_s)
-                if self._closed:
-                    return
-                wanted, self._fences_wanted = self._fences_wanted, False
-            if wanted:
-                self._fence()
-
     def _fence(self) -> None:
-        with self._changed:
+        with self._driver.changed:
+            self._fence_is_due = False
             generation = self._ledger.fence_begins()
         try:
             session = self._transport.rotate()
         except AscendPdError as error:
             reason = str(error)
-            self._tell(lambda now: self._ledger.fence_failed(reason, now))
+            self._driver.tell(lambda now: self._ledger.fence_failed(reason, now))
             return
         logger.warning("rank %d: transport endpoint destroyed and opened anew as %s", self._tp_rank, session)
-        self._tell(lambda now: self._ledger.fenced(generation, now))
+        self._driver.tell(lambda now: self._ledger.fenced(generation, now))
 
     # --- what the ledger orders --------------------------------------------------------------------------------
 
-    def _tell(self, event: Callable[[float], list[SinkAction]]) -> None:
-        with self._changed:
-            self._perform(event(time.monotonic()))
-            self._changed.notify()
-
-    def _perform(self, actions: list[SinkAction]) -> None:
-        for action in actions:
-            if isinstance(action, SendDone):
-                self._send_done(action)
-            elif isinstance(action, SendAbort):
-                self._send_abort(action)
-            elif isinstance(action, AnswerEarly):
-                self._results.invalid_block_ids |= self._loaded_blocks(self._loads[action.transfer_id].order)
-            elif isinstance(action, ReportFinished):
-                self._report(action)
-            elif isinstance(action, Fence):
-                self._fences_wanted = True
-            elif isinstance(action, DemandRestart):
-                logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
+    def _perform(self, action: SinkAction) -> None:
+        if isinstance(action, SendDone):
+            self._send_done(action)
+        elif isinstance(action, SendAbort):
+            self._send_abort(action)
+        elif isinstance(action, AnswerEarly):
+            self._results.invalid_block_ids |= self._loaded_blocks(self._loads[action.transfer_id].order)
+        elif isinstance(action, ReportFinished):
+            self._report(action)
+        elif isinstance(action, Fence) and not self._fence_is_due:
+            self._fence_is_due = True
+            self._driver.later(self._fence)
+        elif isinstance(action, DemandRestart):
+            logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
 
     def _send_done(self, action: SendDone) -> None:
         load = self._loads[action.transfer_id]
@@ -287,11 +266,11 @@ class Reader:
     def _vouch(self, action: SendDone, reply: Reply) -> None:
         transfer_id, read_id = action.transfer_id, action.read_id
         if isinstance(reply, Answer) and reply.verdict is Verdict.OK:
-            self._tell(lambda now: self._ledger.vouched(transfer_id, read_id, now))
+            self._driver.tell(lambda now: self._ledger.vouched(transfer_id, read_id, now))
             return
         why = reply.reason if isinstance(reply, Answer) else type(reply).__name__
         reason = f"prefill does not vouch for the cache: {why}"
-        self._tell(lambda now: self._ledger.disowned(transfer_id, read_id, reason, now))
+        self._driver.tell(lambda now: self._ledger.disowned(transfer_id, read_id, reason, now))
 
     def _send_abort(self, action: SendAbort) -> None:
         load = self._loads.get(action.transfer_id)

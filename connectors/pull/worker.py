@@ -6,21 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascend_pd.wire.identity import Fingerprint
-from ascend_pd.wire.messages import WorkerInfo
-from connectors.compat import cache_groups
-from connectors.device import create_device
-from connectors.device.kv_layout import tensors_of
-from connectors.memory import describe_worker
 from connectors.pull.metadata import PullMetadata
 from connectors.pull.peers import PeerDirectory
 from connectors.pull.reader import LoadResults, Reader
+from connectors.rank import Rank
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
-from connectors.transport import create
 
 
 class PullWorker:
-    """Owns the rank's transport endpoint, its side-channel client and, on D, its reader.
+    """Owns the rank's transport endpoint and, on D, its side-channel client and its reader.
 
     Raises:
         OperatorError: the transport cannot be opened.
@@ -31,56 +26,33 @@ class PullWorker:
     ) -> None:
         self._settings = settings
         self._fingerprint = fingerprint
-        self._vllm_config = vllm_config
-        self._kv_cache_config = kv_cache_config
-        self._device = create_device(settings.config.hardware)
-        self._device.bind_thread()
-        self._transport = create(settings.config)
+        self.rank = Rank(settings, vllm_config, kv_cache_config)
         self._client: SideChannelClient | None = None
         self._reader: Reader | None = None
-        self._info: WorkerInfo | None = None
-
-    @property
-    def info(self) -> WorkerInfo:
-        """What peers must know of this rank; there once the caches are registered."""
-        if self._info is None:
-            raise RuntimeError("register_kv_caches comes first")
-        return self._info
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
-        """Make the cache reachable and describe it.
+        """Make the cache reachable and describe it; on D, get ready to read.
 
         Raises:
             OperatorError: a cache that cannot be transferred.
         """
-        layout = describe_worker(
-            self._vllm_config, self._kv_cache_config, kv_caches, self._settings.config.hardware
+        self.rank.register(kv_caches)
+        if not self._settings.is_consumer:
+            return
+        settings, layout, transport = self._settings, self.rank.info.layout, self.rank.transport
+        self._client = SideChannelClient(settings.secret, f"{settings.engine_id}/r{layout.tp_rank}")
+        peers = PeerDirectory(
+            self._client, self._fingerprint, layout, transport.name, settings.config.peer_tp_size
         )
-        self._transport.register(
-            self._device.adopt(tensor for cache in kv_caches.values() for tensor in tensors_of(cache))
-        )
-        self._info = WorkerInfo(
+        self._reader = Reader(
+            settings,
+            self.rank.device,
+            transport,
+            peers,
+            self._client,
             tp_rank=layout.tp_rank,
-            pp_rank=layout.pp_rank,
-            transport=self._transport.name,
-            session=self._transport.session,
-            layout=layout,
+            single_group=self.rank.single_group,
         )
-        settings = self._settings
-        if settings.is_consumer:
-            self._client = SideChannelClient(settings.secret, f"{settings.engine_id}/r{layout.tp_rank}")
-            peers = PeerDirectory(
-                self._client, self._fingerprint, layout, self._transport.name, settings.config.peer_tp_size
-            )
-            self._reader = Reader(
-                settings,
-                self._device,
-                self._transport,
-                peers,
-                self._client,
-                tp_rank=layout.tp_rank,
-                single_group=len(cache_groups(self._kv_cache_config)) == 1,
-            )
 
     def start(self, metadata: PullMetadata) -> None:
         """Begin this step's loads and cancel those of aborted requests."""
@@ -96,7 +68,7 @@ class PullWorker:
 
     def close(self) -> None:
         """Close endpoint, client and threads. Safe to repeat."""
-        self._transport.close()
+        self.rank.close()
         if self._reader:
             self._reader.close()
         if self._client:

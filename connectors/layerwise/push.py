@@ -1,0 +1,110 @@
+"""One transfer on one rank of P: what is known of it, what it says to D, what it writes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ascend_pd.errors import LocalProtocolError, TransferError
+from ascend_pd.layout.pieces import Pieces, join
+from ascend_pd.layout.plan import salt_of
+from ascend_pd.wire.identity import EngineRef
+from ascend_pd.wire.messages import Claim, Pushed
+from ascend_pd.wire.params import Reservation
+from connectors.handshake import Address
+from connectors.layerwise.metadata import PushBegin, PushReport
+from connectors.layerwise.peers import Sink
+from connectors.layerwise.progress import Batch, PushProgress
+
+
+@dataclass(slots=True)
+class Push:
+    """One transfer on this rank."""
+
+    order: PushBegin
+    progress: PushProgress
+    began: float
+    block_ids: list[list[int]] = field(default_factory=list)
+    wait: Future[Reservation] | None = None
+    reservation: Reservation | None = None
+    sink: Sink | None = None
+    pumping: bool = False
+    sealed: bool = False
+    bytes_sent: int = 0
+    write_s: float = 0.0
+    computed_at: float = 0.0
+    ended: str | None = None
+    """Why this rank is through with it; D is told when its reservation comes later than that."""
+
+    @property
+    def transfer_id(self) -> str:
+        return self.order.transfer_id
+
+    @property
+    def reserved(self) -> Reservation:
+        """D's reservation, once it is known."""
+        if self.reservation is None:
+            raise LocalProtocolError("nothing is reserved")
+        return self.reservation
+
+    @property
+    def address(self) -> Address:
+        """D's side channel."""
+        return self.reserved.sink_host, self.reserved.sink_port
+
+    def claim(self, source: EngineRef, num_ranks: int, side_address: Address) -> Claim:
+        """May this engine write into the reservation?"""
+        return Claim(
+            transfer_id=self.transfer_id,
+            sink_epoch=self.reserved.sink_epoch,
+            source=source,
+            source_ranks=num_ranks,
+            prompt_hash=self.order.prompt_hash,
+            source_host=side_address[0],
+            source_port=side_address[1],
+        )
+
+    def pushed(self, source: EngineRef, rank: int, sink: EngineRef) -> Pushed:
+        """This rank's writes are all acknowledged."""
+        return Pushed(
+            transfer_id=self.transfer_id,
+            sink_epoch=sink.epoch,
+            source=source,
+            source_rank=rank,
+            num_tokens=self.order.num_prompt_tokens,
+            bytes_sent=self.bytes_sent,
+        )
+
+    def report(self, now: float) -> PushReport:
+        """What was measured, D having answered; `exposed` is the time since the prefill's end."""
+        timings = {"write": self.write_s * 1e3, "push": (now - self.began) * 1e3}
+        if self.computed_at:
+            timings["exposed"] = max(0.0, now - self.computed_at) * 1e3
+        return PushReport(self.transfer_id, "pushed", bytes_moved=self.bytes_sent, timings_ms=timings)
+
+    def pieces(self, batches: list[Batch], deadline: float) -> list[tuple[str, Pieces]]:
+        """What to write, per session of D; waits until the device has finished these layers.
+
+        Raises:
+            TransferError: it has not by `deadline`.
+            RemoteProtocolError: the reservation's blocks do not fit the prompt or D's cache.
+        """
+        sink = self.sink
+        if sink is None:
+            raise LocalProtocolError("a write before the grant")
+        by_session: dict[str, list[Pieces]] = {}
+        for batch in batches:
+            for event in batch.after:
+                if not event.wait(deadline):
+                    raise TransferError("the device did not finish a layer in time", quiesced=True)
+            planned = sink.plan.pieces(
+                self.block_ids,
+                self.reserved.block_ids,
+                batch.first,
+                batch.end,
+                salt=salt_of(self.transfer_id),
+                layers=batch.layers,
+            )
+            for worker, pieces in planned.items():
+                by_session.setdefault(sink.sessions[worker], []).append(pieces)
+        return [(session, join(parts)) for session, parts in by_session.items()]

@@ -1,0 +1,35 @@
+"""Engines are started once per session and mode; tests of one mode run together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster import Cluster, collocated_spec, cpu_spec, running
+
+MODES = ("pull",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "e2e":
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(1500))
+
+
+@pytest.fixture(scope="session")
+def collocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The base URL of one engine that prefills and decodes: the oracle."""
+    cluster = Cluster(collocated_spec(), tmp_path_factory.mktemp("collocated"))
+    del cluster.roles["proxy"]
+    with running(cluster):
+        yield cluster["union/0"].url
+
+
+@pytest.fixture(scope="session", params=MODES)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """P, D and the proxy, once per mode."""
+    started = Cluster(cpu_spec(request.param), tmp_path_factory.mktemp(request.param))
+    with running(started):
+        yield started
