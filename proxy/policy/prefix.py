@@ -1,8 +1,8 @@
 """Where the longest part of the prompt is likely cached, weighed against load.
 
 Per instance the policy remembers the chained hashes of the blocks of the prompts it sent there, newest last, as
-many as `blocks_per_instance`. What an instance would have to compute is its outstanding tokens plus the part of this
-prompt that is not remembered there; the least of that wins. It is a guess: engines evict by their own rules.
+many as `blocks_per_instance`. What an instance would have to compute is its outstanding tokens plus the part of
+this prompt that is not remembered there; the least of that wins. It is a guess: engines evict by their own rules.
 """
 
 from __future__ import annotations
