@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ascend_pd.versions import ADAPTERS
+
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -32,7 +34,7 @@ RELEASES = (
     Release("0.18.0", "0.18.0", "8.5.1", "2.9.0.post1", "0.3.9"),
 )
 
-SUPPORTED_VLLM = ("0.23", "0.32")
+SUPPORTED_VLLM = tuple(ADAPTERS)
 """Minor versions of vLLM that the connectors have an adapter for (0.32 on CPU)."""
 
 DRIVER_FLOOR = {"A2": "25.5", "A3": "25.5"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ascend_pd.check.finding import Finding, Severity, in_order
@@ -29,6 +29,8 @@ class Outcome:
     findings: tuple[Finding, ...] = ()
     subject: Subject | None = None
     unusable: str = ""
+    image: dict[str, str] = field(default_factory=dict)
+    """With --depth host, what this image has: component → version."""
 
     def exit_code(self, *, strict: bool) -> ExitCode:
         """What this file alone comes to."""
@@ -48,12 +50,18 @@ def outcome_of_error(source: str, problem: SpecError) -> Outcome:
     return Outcome(source, tuple(findings))
 
 
-def outcome_of_findings(source: str, findings: Iterable[Finding], subject: Subject, document: Document) -> Outcome:
+def outcome_of_findings(
+    source: str,
+    findings: Iterable[Finding],
+    subject: Subject,
+    document: Document,
+    image: dict[str, str] | None = None,
+) -> Outcome:
     """A judged file; findings about it get their line."""
     located = [
         replace(f, line=document.line_of(location_of(f.path))) if f.path.startswith("$") else f for f in findings
     ]
-    return Outcome(source, tuple(in_order(located)), subject)
+    return Outcome(source, tuple(in_order(located)), subject, image=image or {})
 
 
 def overall(outcomes: Iterable[Outcome], *, strict: bool) -> ExitCode:

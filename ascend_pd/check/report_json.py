@@ -36,7 +36,7 @@ def _finding(source: str, finding: Finding) -> dict[str, Any]:
 
 def _cluster(outcome: Outcome) -> dict[str, Any]:
     pools = [] if outcome.subject is None else _pools(outcome.subject)
-    return {"file": outcome.source, "unusable": outcome.unusable, "pools": pools}
+    return {"file": outcome.source, "unusable": outcome.unusable, "pools": pools, "image": outcome.image}
 
 
 def _pools(subject: Subject) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ def report_lines(outcome: Outcome, *, strict: bool) -> Iterator[Line]:
         yield "bold", f"  {title}"
         for finding in findings:
             yield from _finding_lines(finding)
+    if outcome.image:
+        yield "", "  this image: " + ", ".join(f"{name} {version}" for name, version in outcome.image.items())
     if outcome.subject:
         yield from _derived(outcome.subject)
 

@@ -46,11 +46,13 @@ def check_file(path: str, args: argparse.Namespace) -> Outcome:
         return outcome_of_error(path, problem)
     subject = subject_of(parsed.cluster)
     findings = judge(subject)
+    image: dict[str, str] = {}
     if args.depth == "host" or args.facts:
         from ascend_pd.check.host.judge import host_findings  # psutil and the tools: only when asked
 
-        findings += host_findings(subject, args)
-    return outcome_of_findings(path, findings, subject, parsed.document)
+        found, image = host_findings(subject, args)
+        findings += found
+    return outcome_of_findings(path, findings, subject, parsed.document, image)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 MOONCAKE_IMPORT = "python -c 'import mooncake.engine'"
+ADAPTER_IMPORT = "python -c 'import connectors.compat; print(connectors.compat.ADAPTER)'"
+DEVICE_IMPORT = "python -c 'import connectors.device.npu'"
 
 State = Literal["ran", "missing", "timeout"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import shlex
 import shutil
 import socket
 import sys
@@ -13,7 +14,15 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 import ascend_pd
-from ascend_pd.check.host.facts import MOONCAKE_IMPORT, CommandFacts, HostFacts, PackageFacts, PortFacts
+from ascend_pd.check.host.facts import (
+    ADAPTER_IMPORT,
+    DEVICE_IMPORT,
+    MOONCAKE_IMPORT,
+    CommandFacts,
+    HostFacts,
+    PackageFacts,
+    PortFacts,
+)
 from ascend_pd.check.host.runner import run_tool
 from ascend_pd.check.subject import Pool, Subject, is_loopback
 from ascend_pd.models.load import MAX_INDEX_BYTES, read_json
@@ -77,10 +86,11 @@ def gather(subject: Subject, replica: Replica, probe: Probe) -> HostFacts:
     commands["timedatectl"] = run_tool(
         ["timedatectl", "show", "-p", "NTPSynchronized", "--value"], probe.search_path
     )
-    if subject.spec.connector.transport == "mooncake":
-        commands[MOONCAKE_IMPORT] = run_tool(
-            [probe.python, "-c", "import mooncake.engine"], probe.search_path, IMPORT_LIMIT_S
-        )
+    imports = [MOONCAKE_IMPORT] if subject.spec.connector.transport == "mooncake" else []
+    if _installed(DISTRIBUTIONS["vllm"]):
+        imports += [ADAPTER_IMPORT, DEVICE_IMPORT] if npu else [ADAPTER_IMPORT]
+    for line in imports:
+        commands[line] = _import(line, probe)
     return HostFacts(
         hostname=socket.gethostname(),
         pool=replica.pool,
@@ -97,6 +107,11 @@ def gather(subject: Subject, replica: Replica, probe: Probe) -> HostFacts:
         shm_bytes=_shm(probe.root),
         peers=probe.peers,
     )
+
+
+def _import(line: str, probe: Probe) -> CommandFacts:
+    _, option, code = shlex.split(line)
+    return run_tool([probe.python, option, code], probe.search_path, IMPORT_LIMIT_S)
 
 
 def _npu_commands(hardware: Hardware, probe: Probe) -> dict[str, CommandFacts]:

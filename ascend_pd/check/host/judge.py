@@ -11,6 +11,7 @@ from ascend_pd.check.finding import Finding
 from ascend_pd.check.host.facts import HostFacts
 from ascend_pd.check.host.gather import Probe, gather, replica_here
 from ascend_pd.check.host.rules import HOST_RULES
+from ascend_pd.check.host.rules.versions import image
 from ascend_pd.check.subject import Subject
 from ascend_pd.errors import OperatorError
 
@@ -28,8 +29,8 @@ def judge_host(subject: Subject, facts: HostFacts) -> list[Finding]:
     return [finding for rule in HOST_RULES.values() for finding in rule.check(subject, pool, facts)]
 
 
-def host_findings(subject: Subject, args: argparse.Namespace) -> list[Finding]:
-    """Judge saved facts, or gather and judge this host's.
+def host_findings(subject: Subject, args: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
+    """Judge saved facts, or gather and judge this host's; and what its image has (component → version).
 
     Raises:
         OperatorError: it cannot be told which replica this is; facts that cannot be read or written.
@@ -40,7 +41,9 @@ def host_findings(subject: Subject, args: argparse.Namespace) -> list[Finding]:
             Path(args.save_facts).write_bytes(msgspec.json.format(msgspec.json.encode(facts)))
         except OSError as error:
             raise OperatorError(f"{args.save_facts}: {error.strerror}", "choose another file") from error
-    return judge_host(subject, facts)
+    findings = judge_host(subject, facts)
+    (pool,) = [p for p in subject.pools if p.name == facts.pool]
+    return findings, image(pool, facts)
 
 
 def _gather(subject: Subject, args: argparse.Namespace) -> HostFacts:

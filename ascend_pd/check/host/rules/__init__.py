@@ -9,6 +9,7 @@ from types import ModuleType
 from ascend_pd.check.finding import Finding, Severity
 from ascend_pd.check.host.facts import HostFacts
 from ascend_pd.check.host.rules import (
+    adapter,
     address,
     clock,
     devices,
@@ -33,6 +34,7 @@ _MODULES: tuple[ModuleType, ...] = (
     tls,
     ping,
     versions,
+    adapter,
     ports,
     model,
     memory,

@@ -15,6 +15,7 @@ from ascend_pd.check.host.facts import HostFacts
 from ascend_pd.check.host.tools import smi_version
 from ascend_pd.check.matrix import SUPPORTED_VLLM, base_version, release
 from ascend_pd.check.subject import Pool, Subject
+from ascend_pd.versions import ADAPTERS, series_of
 
 NAME = "host-versions"
 SEVERITY = "error"
@@ -41,6 +42,14 @@ def installed(pool: Pool, facts: HostFacts) -> dict[str, str]:
         (v for path, text in facts.files.items() if path.endswith("install.info") and (v := _value(text))), ""
     )
     return {name: version for name, version in found.items() if version}
+
+
+def image(pool: Pool, facts: HostFacts) -> dict[str, str]:
+    """What this image has: component → version, and under `adapter` the connectors' module for its vLLM."""
+    have = installed(pool, facts)
+    if vllm := have.get("vllm"):
+        have["adapter"] = ADAPTERS.get(series_of(vllm), "none")
+    return have
 
 
 def _value(text: str | None) -> str:
