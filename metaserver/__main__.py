@@ -10,6 +10,7 @@ import sys
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from ascend_pd.errors import OperatorError
 from ascend_pd.secret import load_secret
@@ -77,6 +78,22 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def uvicorn_config(app: Starlette) -> uvicorn.Config:
+    """How uvicorn is run."""
+    return uvicorn.Config(
+        app,
+        http="h11",  # bounds the headers (64 KiB), which httptools does not
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=3,
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """Serve; returns the exit code."""
     arguments = _arguments(argv)
@@ -89,21 +106,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     _raise_file_limit()
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=3,
-    )
     host, port = listener.getsockname()[:2]
     authenticated = "authenticated" if settings.secret else "NOT authenticated: no --secret-file"
     logger.info("metaserver ready on %s:%d, %s", host, port, authenticated)
-    _Server(config, app.state.metaserver).run(sockets=[listener])
+    _Server(uvicorn_config(app), app.state.metaserver).run(sockets=[listener])
     return 0
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import uvicorn
+from starlette.applications import Starlette
 
 from ascend_pd.wire.http_signature import SIGNATURE_HEADER, HttpSigner
 from ascend_pd.wire.params import Reservation
-from metaserver.__main__ import bind
+from metaserver.__main__ import bind, uvicorn_config
 from metaserver.app import create_app
 from metaserver.settings import Settings
 
@@ -44,15 +45,16 @@ def reservation(transfer_id: str = "t1", **changes: Any) -> Reservation:
 class Served:
     """A running metaserver."""
 
-    def __init__(self, settings: Settings, port: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, port: int = 0, mount: Callable[[Starlette], Starlette] | None = None
+    ) -> None:
         listener = bind(HOST, port)
         self.port = listener.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self.settings = settings
         app = create_app(settings)
         self.metaserver = app.state.metaserver
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
+        self._server = uvicorn.Server(uvicorn_config(app if mount is None else mount(app)))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
 
@@ -86,8 +88,11 @@ class Served:
 
 
 @contextmanager
-def metaserver(port: int = 0, **settings: Any) -> Iterator[Served]:
-    served = Served(Settings(**settings), port)
+def metaserver(
+    port: int = 0, mount: Callable[[Starlette], Starlette] | None = None, **settings: Any
+) -> Iterator[Served]:
+    """A metaserver; `mount` puts its app into another one."""
+    served = Served(Settings(**settings), port, mount)
     try:
         yield served
     finally:

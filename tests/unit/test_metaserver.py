@@ -15,10 +15,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from ascend_pd.wire.http_signature import HttpSigner
 from ascend_pd.wire.params import to_dict
-from metaserver.app import create_app
 from metaserver.settings import Settings
 from tests.unit.metaserver_fixture import HOST, NONCE, SECRET, Served, metaserver, reservation
 
@@ -278,9 +279,26 @@ def test_settings_do_not_show_their_secret() -> None:
     assert "shared secret" not in repr(Settings(secret=SECRET))
 
 
-def test_it_can_be_mounted_in_another_app() -> None:
-    paths = {route.path for route in create_app(Settings()).state.metaserver.routes()}
-    assert {"/v1/metaserver", "/v1/reservations/{transfer_id}", "/health", "/metrics"} <= paths
+def into_fastapi(app: Starlette) -> Starlette:
+    host = FastAPI()
+    host.mount("/rendezvous", app)
+    return host
+
+
+def test_it_works_signed_when_mounted_in_another_app() -> None:
+    with metaserver(secret=SECRET, mount=into_fastapi) as server:
+        body = msgspec.json.encode(reservation())
+        assert server.call("POST", "/rendezvous/v1/metaserver", body, secret=SECRET)[0] == 202
+        assert server.call("GET", "/rendezvous/v1/reservations/t1", secret=SECRET)[0] == 200
+
+
+def test_endless_headers_cost_their_sender_the_connection(server) -> None:
+    with socket.create_connection((HOST, server.port), timeout=10) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        with pytest.raises(ConnectionError):
+            for number in range(1000):
+                sock.sendall(b"X-%d: " % number + b"a" * 10_000 + b"\r\n")
+    assert server.call("GET", "/health")[0] == 200
 
 
 def fetch(port: int, target: str) -> bytes:

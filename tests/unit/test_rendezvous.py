@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from ascend_pd.errors import RemoteProtocolError, TransferError, UnreachableError
+from ascend_pd.metaserver_client import MetaserverClient
 from ascend_pd.wire.params import Reservation
 from ascend_pd.wire.registry import EngineEntry
 from connectors.sidechannel.rendezvous import RendezvousClient
@@ -29,6 +31,34 @@ def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+def test_the_proxy_asks_from_its_own_event_loop() -> None:
+    async def ask(url: str) -> Reservation:
+        client = MetaserverClient(SECRET)
+        deadline = time.monotonic() + 20
+        entry = EngineEntry(engine_id="d0", epoch="1", role="decode", host=HOST, side_channel_port=36000)
+        try:
+            await client.register(url, entry, deadline)
+            waiting = asyncio.create_task(client.wait_for(url, "t1", deadline))
+            await client.post(url, reservation("t1"), deadline)
+            found = await waiting
+            await client.withdraw(url, "t1", "done", deadline)
+            with pytest.raises(TransferError, match="done"):
+                await client.wait_for(url, "t1", deadline)
+            engines = [
+                [engine.engine_id for engine in await client.engines(url, role, deadline)]
+                for role in ("", "decode", "prefill")
+            ]
+            assert engines == [["d0"], ["d0"], []]
+            with pytest.raises(RemoteProtocolError, match="role"):
+                await client.engines(url, "both", deadline)
+        finally:
+            await client.close()
+        return found
+
+    with metaserver(secret=SECRET) as server:
+        assert same(asyncio.run(ask(server.url)), reservation("t1"))
 
 
 def free_port() -> int:

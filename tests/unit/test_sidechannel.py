@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 
@@ -363,6 +368,47 @@ def test_an_address_that_cannot_be_one_fails_alone(client) -> None:
         client.request(("no such host", 1), RENEW, 0.5)
     with serving() as server:
         assert client.request((HOST, server.port), RENEW, 5)
+
+
+SERVE = """
+import sys
+from ascend_pd.wire.messages import Answer, Verdict
+from connectors.sidechannel.server import SideChannelServer
+
+server = SideChannelServer("127.0.0.1", 0, sys.argv[1].encode(), lambda r: Answer(verdict=Verdict.OK), "p0@1")
+server.start()
+print(server.port, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stopped_peer_times_out_alone_and_answers_again_when_it_goes_on(client) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, SECRET.decode()],
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = (HOST, int(process.stdout.readline()))
+        assert client.request(address, RENEW, 10)
+        process.send_signal(signal.SIGSTOP)
+        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        stuck = client.submit(address, RENEW, 0.5)
+        waiting = client.submit(address, RENEW, 60)
+        with serving() as other:
+            assert client.request((HOST, other.port), RENEW, 10)
+        with pytest.raises(UnreachableError, match="no answer in time, sent"):
+            stuck.result()
+        assert not waiting.done()
+        process.send_signal(signal.SIGCONT)
+        assert waiting.result() == Answer(verdict=Verdict.OK)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
 
 
 class Plan:
