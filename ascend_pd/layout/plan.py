@@ -27,8 +27,8 @@ from ascend_pd.layout.geometry import (
     kernel_block_size,
     senders,
 )
-from ascend_pd.layout.pieces import Pieces
-from ascend_pd.layout.strand import Ints, Side, Strand, concatenate, side_of
+from ascend_pd.layout.pieces import Pieces, join
+from ascend_pd.layout.strand import Ints, Side, Strand, side_of
 
 BlockIds = Sequence[Sequence[int]]
 SPLITS = {Part.KV: (Part.K, Part.V), Part.LATENT: (Part.LATENT, Part.ROPE)}
@@ -76,7 +76,7 @@ class PairPlan:
         found: list[Pieces] = []
         for strand, source, sink, first in self.resolved(source_block_ids, sink_block_ids, first_token, end_token):
             found += strand.pieces(source, sink, first, end_token, chosen)
-        return concatenate(found)
+        return join(found)
 
     def resolved(
         self, source_block_ids: BlockIds, sink_block_ids: BlockIds, first_token: int, end_token: int

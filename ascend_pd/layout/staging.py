@@ -11,7 +11,8 @@ A copy below the transport's efficient size costs more for being a copy than for
 
 A batch is named by `Cells`, which both ends turn into addresses on their own: a *cell* is one unit of one region
 (all its tokens and heads that move). Two-sided, cells lie in the slot region by region and unit by unit, and in a
-cell the copies lie in the order of the source's addresses. One-sided, the order is the passive end's addresses'.
+cell the copies lie tile by tile. One-sided, the slot is an image of the passive end's extents, in the order of
+their addresses.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ import msgspec
 import numpy as np
 
 from ascend_pd.errors import RemoteProtocolError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles, join
 from ascend_pd.layout.plan import BlockIds, PairPlan
-from ascend_pd.layout.strand import Ints, Strand, concatenate, merge, repeat, runs_of
+from ascend_pd.layout.strand import Ints, Strand, merge, repeat, runs_of
 
 
 class Staging(StrEnum):
@@ -105,7 +106,7 @@ def split(
             direct += [repeat(lanes, source[~small], sink[~small]) for lanes in strand.lanes(chosen)]
         if small.any():
             staged += _batches(index, strand, strand.regions(chosen), units[small], efficiency.slot_bytes)
-    return Split(concatenate(direct), tuple(staged))
+    return Split(join(direct), tuple(staged))
 
 
 def _small_units(
@@ -169,9 +170,8 @@ def size_of(pair: PairPlan, cells: Cells) -> int:
     return strand.cell_bytes * len(cells.regions) * sum(count for _, count in cells.units)
 
 
-def gather(pair: PairPlan, cells: Cells, source_block_ids: BlockIds, slot: int) -> tuple[Pieces, ...]:
-    """Two-sided, on the source: the copies from its cache into the slot at address `slot`. Each element's copies
-    have equal lengths, so that they can be carried out as one indexed move.
+def gather(pair: PairPlan, cells: Cells, source_block_ids: BlockIds, slot: int) -> tuple[Tiles, ...]:
+    """Two-sided, on the source: the copies from its cache into the slot at address `slot`.
 
     Raises:
         RemoteProtocolError: a batch or block ids that do not exist.
@@ -180,91 +180,120 @@ def gather(pair: PairPlan, cells: Cells, source_block_ids: BlockIds, slot: int) 
     offsets = strand.source.unit_offsets(
         pair.source_ids(strand, source_block_ids, _end(strand, cells)), _units(cells)
     )
-    atoms = strand.atoms()
-    address = _rows(strand.source_base[list(cells.regions)], offsets, atoms.source)
-    return _by_length(Pieces(address, slot + _positions(atoms.length, address.size), _tiled(atoms, address)))
+    start = np.add.outer(strand.source_base[list(cells.regions)], offsets).ravel()
+    return tuple(
+        Tiles(_sum(start, tile.source), at, tile.length, tile.count, tile.source_step, tile.length)
+        for tile, at in _packed(strand, start.size, slot)
+    )
 
 
-def scatter(pair: PairPlan, cells: Cells, sink_block_ids: BlockIds, slot: int) -> tuple[Pieces, ...]:
+def scatter(pair: PairPlan, cells: Cells, sink_block_ids: BlockIds, slot: int) -> tuple[Tiles, ...]:
     """Two-sided, on the sink: the copies out of the slot at address `slot` into its cache, the mirror of `gather`.
 
     Raises:
         RemoteProtocolError: a batch or block ids that do not exist.
     """
     strand = _strand(pair, cells)
-    offsets = strand.sink.unit_offsets(pair.sink_ids(strand, sink_block_ids, _end(strand, cells)), _units(cells))
-    atoms = strand.atoms()
-    address = _rows(strand.sink_base[list(cells.regions)], offsets, atoms.sink)
-    return _by_length(Pieces(slot + _positions(atoms.length, address.size), address, _tiled(atoms, address)))
+    ids = pair.sink_ids(strand, sink_block_ids, _end(strand, cells))
+    offsets = strand.sink.unit_offsets(ids, _units(cells))
+    start = np.add.outer(strand.sink_base[list(cells.regions)], offsets).ravel()
+    return tuple(
+        Tiles(at, _sum(start, tile.sink), tile.length, tile.count, tile.length, tile.sink_step)
+        for tile, at in _packed(strand, start.size, slot)
+    )
+
+
+def _packed(strand: Strand, num_cells: int, slot: int) -> Iterator[tuple[Tiles, Ints]]:
+    """Where each tile of each cell begins in a slot that holds the cells one after another."""
+    cell = slot + np.arange(num_cells, dtype=np.int64) * strand.cell_bytes
+    at = 0
+    for tile in strand.tiles:
+        size = tile.count * tile.length
+        yield tile, _sum(cell, at + np.arange(len(tile), dtype=np.int64) * size)
+        at += size * len(tile)
 
 
 def read(
     pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, slot: int
-) -> tuple[Pieces, tuple[Pieces, ...]]:
-    """One-sided, on the sink of a pull: what to read into the slot, and what to scatter out of it then."""
-    source, sink, length = _both(pair, cells, source_block_ids, sink_block_ids, by_source=True)
-    at = slot + np.cumsum(length) - length
-    return merge(Pieces(source, at, length)), _by_length(Pieces(at, sink, length))
+) -> tuple[Pieces, tuple[Tiles, ...]]:
+    """One-sided, on the sink of a pull: what to read into the slot, and what to scatter out of it then.
+
+    Raises:
+        RemoteProtocolError: a batch or block ids that do not exist.
+    """
+    strand, source, sink = _cells(pair, cells, source_block_ids, sink_block_ids)
+    image = _Image.of(source, strand.source_atoms, slot)
+    scattered = tuple(
+        Tiles(image.at(_sum(source, tile.source)), _sum(sink, tile.sink), *_shape(tile))
+        for tile in _within(strand, strand.source_atoms)
+    )
+    return Pieces(image.address, image.slot, image.length), scattered
 
 
 def write(
     pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, slot: int
-) -> tuple[tuple[Pieces, ...], Pieces]:
-    """One-sided, on the source of a push: what to gather into the slot, and what to write out of it then."""
-    source, sink, length = _both(pair, cells, source_block_ids, sink_block_ids, by_source=False)
-    at = slot + np.cumsum(length) - length
-    return _by_length(Pieces(source, at, length)), merge(Pieces(at, sink, length))
+) -> tuple[tuple[Tiles, ...], Pieces]:
+    """One-sided, on the source of a push: what to gather into the slot, and what to write out of it then.
+
+    Raises:
+        RemoteProtocolError: a batch or block ids that do not exist.
+    """
+    strand, source, sink = _cells(pair, cells, source_block_ids, sink_block_ids)
+    image = _Image.of(sink, strand.sink_atoms, slot)
+    gathered = tuple(
+        Tiles(_sum(source, tile.source), image.at(_sum(sink, tile.sink)), *_shape(tile))
+        for tile in _within(strand, strand.sink_atoms)
+    )
+    return gathered, Pieces(image.slot, image.address, image.length)
 
 
-def _both(
-    pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds, *, by_source: bool
-) -> tuple[Ints, Ints, Ints]:
-    """The batch's copies in the order of one side's addresses."""
+@dataclass(frozen=True, slots=True)
+class _Image:
+    """The passive end's extents of a batch, one after another in a slot, in the order of their addresses."""
+
+    address: Ints
+    slot: Ints
+    length: Ints
+
+    @classmethod
+    def of(cls, cell_addresses: Ints, atoms: Pieces, slot: int) -> _Image:
+        address = _sum(cell_addresses, atoms.source)
+        length = np.tile(atoms.length, cell_addresses.size)
+        order = np.argsort(address, kind="stable")
+        address, length = address[order], length[order]
+        merged = merge(Pieces(address, slot + np.cumsum(length) - length, length))
+        return cls(merged.source, merged.sink, merged.length)
+
+    def at(self, address: Ints) -> Ints:
+        """Where in the slot the passive end's addresses lie."""
+        extent = np.searchsorted(self.address, address, side="right") - 1
+        return address - self.address[extent] + self.slot[extent]
+
+
+def _within(strand: Strand, passive: Pieces) -> tuple[Tiles, ...]:
+    """A cell's tiles, none of which reaches from one extent of the passive end into another."""
+    return strand.tiles if len(passive) == 1 else strand.atoms().tiles()
+
+
+def _shape(tile: Tiles) -> tuple[int, int, int, int]:
+    return tile.length, tile.count, tile.source_step, tile.sink_step
+
+
+def _cells(
+    pair: PairPlan, cells: Cells, source_block_ids: BlockIds, sink_block_ids: BlockIds
+) -> tuple[Strand, Ints, Ints]:
+    """Where each cell begins on both sides, region by region and unit by unit."""
     strand, units = _strand(pair, cells), _units(cells)
-    end = _end(strand, cells)
+    end, regions = _end(strand, cells), list(cells.regions)
     source = strand.source.unit_offsets(pair.source_ids(strand, source_block_ids, end), units)
     sink = strand.sink.unit_offsets(pair.sink_ids(strand, sink_block_ids, end), units)
-    order = np.argsort(source if by_source else sink, kind="stable")
-    atoms = strand.atoms()
-    if not by_source:
-        inner = np.argsort(atoms.sink, kind="stable")
-        atoms = Pieces(atoms.source[inner], atoms.sink[inner], atoms.length[inner])
-    regions = list(cells.regions)
-    source = _rows(strand.source_base[regions], source[order], atoms.source)
-    sink = _rows(strand.sink_base[regions], sink[order], atoms.sink)
-    length = np.tile(atoms.length, source.size // len(atoms))
-    passive = source if by_source else sink
-    if passive.size > 1 and bool((np.diff(passive) < 0).any()):
-        again = np.argsort(passive, kind="stable")
-        source, sink, length = source[again], sink[again], length[again]
-    return source, sink, length
+    starts = np.add.outer(strand.source_base[regions], source), np.add.outer(strand.sink_base[regions], sink)
+    return strand, starts[0].ravel(), starts[1].ravel()
 
 
-def _rows(base: Ints, unit_offsets: Ints, atom_offsets: Ints) -> Ints:
-    """Addresses in the order region, unit, atom."""
-    cells = np.add.outer(base, unit_offsets).ravel()
-    addresses: Ints = np.add.outer(cells, atom_offsets).ravel()
-    return addresses
-
-
-def _positions(atom_lengths: Ints, rows: int) -> Ints:
-    """Where each row lies in a slot that holds them one after another."""
-    cell = int(atom_lengths.sum())
-    inside = np.cumsum(atom_lengths) - atom_lengths
-    positions: Ints = np.add.outer(np.arange(rows // atom_lengths.size, dtype=np.int64) * cell, inside).ravel()
-    return positions
-
-
-def _tiled(atoms: Pieces, rows: Ints) -> Ints:
-    return np.tile(atoms.length, rows.size // len(atoms))
-
-
-def _by_length(pieces: Pieces) -> tuple[Pieces, ...]:
-    sizes = np.unique(pieces.length)
-    if sizes.size == 1:
-        return (pieces,)
-    masks = [pieces.length == size for size in sizes]
-    return tuple(Pieces(pieces.source[mask], pieces.sink[mask], pieces.length[mask]) for mask in masks)
+def _sum(starts: Ints, offsets: Ints) -> Ints:
+    sums: Ints = np.add.outer(starts, offsets).ravel()
+    return sums
 
 
 def _strand(pair: PairPlan, cells: Cells) -> Strand:

@@ -9,13 +9,14 @@ sums per strand, however many layers and blocks there are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_pd.layout.description import Group, Region
 from ascend_pd.layout.geometry import kernel_block_size
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 
 Ints = NDArray[np.int64]
 MAX_CACHED_LAYER_SETS = 1024
@@ -60,7 +61,7 @@ class Lanes:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Strand:
     """The regions of a pair of workers that share all strides."""
 
@@ -86,12 +87,41 @@ class Strand:
         source, sink = self.source.grid(first_token), self.sink.grid(first_token)
         return merge(Pieces(source, sink, np.full(source.size, self.token_bytes, np.int64)))
 
+    @cached_property
+    def tiles(self) -> tuple[Tiles, ...]:
+        """The copies of one unit of one region as offsets, in as few repeating ones as there are."""
+        atoms, heads = self.atoms(), len(self.source.head_offsets)
+        steps = np.unique(np.diff(atoms.source)), np.unique(np.diff(atoms.sink))
+        length = int(atoms.length[0])
+        if len(atoms) > 1 and steps[0].size == steps[1].size == 1 and bool((atoms.length == length).all()):
+            first = atoms.source[:1], atoms.sink[:1]
+            return (Tiles(*first, length, len(atoms), int(steps[0][0]), int(steps[1][0])),)
+        if len(atoms) > heads:
+            first = np.asarray(self.source.head_offsets, np.int64), np.asarray(self.sink.head_offsets, np.int64)
+            strides = self.source.token_stride, self.sink.token_stride
+            return (Tiles(*first, self.token_bytes, self.source.unit_tokens, *strides),)
+        return atoms.tiles()
+
+    @cached_property
+    def source_atoms(self) -> Pieces:
+        """What is contiguous on the source inside a unit, whatever the sink looks like: its offsets, twice."""
+        return self._side_atoms(self.source)
+
+    @cached_property
+    def sink_atoms(self) -> Pieces:
+        """What is contiguous on the sink inside a unit, whatever the source looks like: its offsets, twice."""
+        return self._side_atoms(self.sink)
+
+    def _side_atoms(self, side: Side) -> Pieces:
+        grid = side.grid(0)
+        return merge(Pieces(grid, grid, np.full(grid.size, self.token_bytes, np.int64)))
+
     @property
     def cell_bytes(self) -> int:
         """Bytes of one unit of one region."""
         return len(self.source.head_offsets) * self.source.unit_tokens * self.token_bytes
 
-    @property
+    @cached_property
     def layers_touch(self) -> bool:
         """Whether a unit's regions lie one after another on a side (layouts with blocks outermost)."""
         both = (*self.extents(None, of_source=True), *self.extents(None, of_source=False))
@@ -110,9 +140,8 @@ class Strand:
         """What is contiguous on one side, whatever the other looks like: lanes with that side's offsets twice."""
         known = self._extents.get((layers, of_source))
         if known is None:
-            side, base = (self.source, self.source_base) if of_source else (self.sink, self.sink_base)
-            grid, base = side.grid(0), base[self.regions(layers)]
-            atoms = merge(Pieces(grid, grid, np.full(grid.size, self.token_bytes, np.int64)))
+            atoms = self.source_atoms if of_source else self.sink_atoms
+            base = (self.source_base if of_source else self.sink_base)[self.regions(layers)]
             known = lanes_of(atoms, base, base)
             if len(self._extents) < MAX_CACHED_LAYER_SETS:
                 self._extents[layers, of_source] = known
@@ -213,20 +242,6 @@ def merge(pieces: Pieces) -> Pieces:
         return Pieces(source, sink, length)
     starts = np.concatenate(([0], np.flatnonzero(~follows) + 1))
     return Pieces(source[starts], sink[starts], np.add.reduceat(length, starts))
-
-
-def concatenate(parts: list[Pieces]) -> Pieces:
-    """One list of copies out of several."""
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        empty = np.empty(0, np.int64)
-        return Pieces(empty, empty, empty)
-    return Pieces(
-        np.concatenate([part.source for part in parts]),
-        np.concatenate([part.sink for part in parts]),
-        np.concatenate([part.length for part in parts]),
-    )
 
 
 def side_of(region: Region, group: Group, unit_tokens: int, local_heads: tuple[int, ...]) -> Side:

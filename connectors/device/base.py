@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.transport.base import MemoryRange
 
 
@@ -64,7 +64,7 @@ class Device(Protocol):
         was written: the cache may be read by others once the event is done."""
         ...
 
-    def copy(self, pieces: Pieces, after: Event | None = None) -> Event:
+    def copy(self, pieces: Pieces | Tiles, after: Event | None = None) -> Event:
         """Gather or scatter: local copies from `pieces.source` to `pieces.sink`, on the side stream, after `after`
         if given. Neither end may be reused before the returned event is done.
 

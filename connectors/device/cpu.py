@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ascend_pd.errors import LocalProtocolError, OperatorError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.device.base import Buffer, Event
 from connectors.transport.base import MemoryRange
 from connectors.transport.ranges import first_outside, merge
@@ -62,56 +61,45 @@ class CpuDevice:
     def record(self) -> Event:
         return DONE
 
-    def copy(self, pieces: Pieces, after: Event | None = None) -> Event:
-        for side in (pieces.source, pieces.sink):
-            outside = first_outside(self._memory, side, pieces.length)
-            if outside is not None:
-                raise LocalProtocolError(f"copy at {int(side[outside]):#x} is outside the memory of this worker")
-        if len(pieces) > 1 and not _copy_grid(pieces):
-            move = ctypes.memmove
-            for sink, source, length in zip(
-                pieces.sink.tolist(), pieces.source.tolist(), pieces.length.tolist(), strict=True
-            ):
-                move(sink, source, length)
-        elif len(pieces) == 1:
-            ctypes.memmove(int(pieces.sink[0]), int(pieces.source[0]), int(pieces.length[0]))
+    def copy(self, pieces: Pieces | Tiles, after: Event | None = None) -> Event:
+        for tiles in [pieces] if isinstance(pieces, Tiles) else pieces.tiles():
+            for address, step in ((tiles.source, tiles.source_step), (tiles.sink, tiles.sink_step)):
+                extent = np.full(len(tiles), (tiles.count - 1) * step + tiles.length, np.int64)
+                outside = first_outside(self._memory, address, extent)
+                if outside is not None:
+                    raise LocalProtocolError(f"copy at {int(address[outside]):#x} is outside this worker's memory")
+            if len(tiles):
+                _copy(tiles)
         return DONE
 
 
-def _copy_grid(pieces: Pieces) -> bool:
-    """Equal pieces whose addresses lie on a grid of their own length: numpy copies them without a Python loop."""
-    length = int(pieces.length[0])
-    if not bool((pieces.length == length).all()):
-        return False
-    source, sink = _grid(pieces.source, length), _grid(pieces.sink, length)
-    if source is None or sink is None:
-        return False
-    (from_rows, from_index), (to_rows, to_index) = source, sink
-    if _is_run(to_index):
-        np.take(from_rows, from_index, axis=0, out=to_rows, mode="clip")
-    elif _is_run(from_index):
-        to_rows[to_index] = from_rows
-    else:
-        to_rows[to_index] = from_rows[from_index]
-    return True
+def _copy(tiles: Tiles) -> None:
+    """All at once, by numpy, without a Python loop. A run of tiles on one side spares a copy in between."""
+    source, sink = _rows(tiles, tiles.source, tiles.source_step), _rows(tiles, tiles.sink, tiles.sink_step)
+    sink[0][sink[1]] = source[0][source[1]]
 
 
-def _grid(address: NDArray[np.int64], length: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
-    """Rows of `length` bytes from the lowest address to the highest, and which of them `address` names."""
+def _rows(
+    tiles: Tiles, address: NDArray[np.int64], step: int
+) -> tuple[NDArray[np.void], NDArray[np.int64] | slice]:
+    """One side's memory as (row, repetition) of `length` opaque bytes, and which rows the tiles are. Rows begin at
+    every common divisor of the distances, so they may overlap each other; the tiles do not."""
     base = int(address.min())
-    index, rest = np.divmod(address - base, length)
-    if bool(rest.any()):
-        return None
-    rows = int(index.max()) + 1
-    return np.asarray(_Rows(base, rows, length)), index
+    distance = int(np.gcd.reduce(address - base)) or tiles.count * tiles.length
+    index = (address - base) // distance
+    shape = (int(index.max()) + 1, tiles.count)
+    rows = np.asarray(_Memory(base, shape, (distance, step), tiles.length))
+    return rows, slice(0, shape[0]) if bool((np.diff(index) == 1).all()) else index
 
 
-class _Rows:
+class _Memory:
     """Memory at an address, as numpy takes it (a ctypes array would leave one cached type per size behind)."""
 
-    def __init__(self, base: int, rows: int, length: int) -> None:
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "data": (base, False), "shape": (rows, length)}
-
-
-def _is_run(index: NDArray[np.int64]) -> bool:
-    return bool((np.diff(index) == 1).all())
+    def __init__(self, base: int, shape: tuple[int, ...], strides: tuple[int, ...], length: int) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": f"|V{length}",
+            "data": (base, False),
+            "shape": shape,
+            "strides": strides,
+        }

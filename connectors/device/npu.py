@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch_npu
 from numpy.typing import NDArray
 
 from ascend_pd.errors import LocalProtocolError, OperatorError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.device.base import Buffer, Event
 from connectors.transport.base import MemoryRange
 
@@ -124,18 +124,18 @@ class NpuDevice:
         point.record(torch.npu.current_stream())
         return NpuEvent(point)
 
-    def copy(self, pieces: Pieces, after: Event | None = None) -> Event:
+    def copy(self, pieces: Pieces | Tiles, after: Event | None = None) -> Event:
         if after is not None and not isinstance(after, NpuEvent):
             raise LocalProtocolError(f"{self.name} cannot wait for a {type(after).__name__}")
         with self._lock:
             regions = list(self._regions)
-        source = _place(regions, pieces.source, pieces.length)
-        sink = _place(regions, pieces.sink, pieces.length)
+        every = (pieces,) if isinstance(pieces, Tiles) else pieces.tiles()
+        placed = [part for tiles in every for part in _placed(regions, tiles)]
         with torch.npu.stream(self._side):
             if after is not None:
                 after.point.wait(self._side)
-            for chosen in _alike(source, sink, pieces.length):
-                _move(regions, source, sink, pieces, chosen)
+            for source, sink, tiles in placed:
+                _move(source, sink, tiles)
             point = torch.npu.Event()
             point.record(self._side)
         return NpuEvent(point)
@@ -194,50 +194,55 @@ def _place(regions: list[_Region], address: NDArray[np.int64], length: NDArray[n
     return place
 
 
-def _alike(
-    source: NDArray[np.int64], sink: NDArray[np.int64], length: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """Indices of the pieces in groups that share both regions and the length."""
-    if not length.size:
-        return []
-    kinds = np.stack([source, sink, length], axis=1)
-    _, kind = np.unique(kinds, axis=0, return_inverse=True)
-    order = np.argsort(kind.ravel(), kind="stable")
-    borders = np.flatnonzero(np.diff(kind.ravel()[order])) + 1
-    return np.split(order, borders)
+def _placed(regions: list[_Region], tiles: Tiles) -> list[tuple[_Region, _Region, Tiles]]:
+    """The tiles in groups that share both regions.
+
+    Raises:
+        LocalProtocolError: a tile that is not wholly inside one region on each side.
+    """
+    source = _place(regions, tiles.source, _extents(tiles, tiles.source_step))
+    sink = _place(regions, tiles.sink, _extents(tiles, tiles.sink_step))
+    pair = source * len(regions) + sink
+    parts = []
+    for number in np.unique(pair).tolist():
+        here = pair == number
+        part = replace(tiles, source=tiles.source[here], sink=tiles.sink[here])
+        parts.append((regions[number // len(regions)], regions[number % len(regions)], part))
+    return parts
 
 
-def _move(
-    regions: list[_Region],
-    source: NDArray[np.int64],
-    sink: NDArray[np.int64],
-    pieces: Pieces,
-    chosen: NDArray[np.int64],
-) -> None:
-    """Pieces of one length between two regions: one gather and one scatter when their addresses lie on a grid of
-    that length, else one copy each."""
-    from_region, to_region = regions[int(source[chosen[0]])], regions[int(sink[chosen[0]])]
-    length = int(pieces.length[chosen[0]])
-    from_offset = pieces.source[chosen] - from_region.range.address
-    to_offset = pieces.sink[chosen] - to_region.range.address
-    from_rows, to_rows = _rows(from_region.flat, from_offset, length), _rows(to_region.flat, to_offset, length)
-    if len(chosen) > 1 and from_rows is not None and to_rows is not None:
-        gathered = from_rows[0].index_select(0, _index(from_rows[1], from_rows[0]))
-        to_rows[0].index_copy_(0, _index(to_rows[1], to_rows[0]), gathered)
-        return
-    for start, end in zip(from_offset.tolist(), to_offset.tolist(), strict=True):
-        to_region.flat[end : end + length].copy_(from_region.flat[start : start + length], non_blocking=True)
+def _extents(tiles: Tiles, step: int) -> NDArray[np.int64]:
+    return np.full(len(tiles), (tiles.count - 1) * step + tiles.length, np.int64)
 
 
-def _rows(flat: Any, offset: NDArray[np.int64], length: int) -> tuple[Any, NDArray[np.int64]] | None:
-    """The part of `flat` that `offset` spans as rows of `length` bytes, and which rows are meant."""
-    first = int(offset.min())
-    index, rest = np.divmod(offset - first, length)
-    if bool(rest.any()):
+def _move(source: _Region, sink: _Region, tiles: Tiles) -> None:
+    """One gather and one scatter when the addresses lie on a grid of the tiles' length, else one copy per piece.
+
+    Rows are whole and never overlap: torch_npu may carry out an operation on a strided view by copying all of the
+    view there and back, other blocks of the cache included.
+    """
+    if len(tiles) * tiles.count > 1:
+        from_rows = _rows(source, tiles.source, tiles.source_step, tiles)
+        to_rows = _rows(sink, tiles.sink, tiles.sink_step, tiles)
+        if from_rows is not None and to_rows is not None:
+            to_rows[0].index_copy_(0, to_rows[1], from_rows[0].index_select(0, from_rows[1]))
+            return
+    pieces = tiles.pieces()
+    starts, ends = pieces.source - source.range.address, pieces.sink - sink.range.address
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        from_bytes = source.flat[start : start + tiles.length]
+        sink.flat[end : end + tiles.length].copy_(from_bytes, non_blocking=True)
+
+
+def _rows(region: _Region, address: NDArray[np.int64], step: int, tiles: Tiles) -> tuple[Any, Any] | None:
+    """The part of a region that the tiles span as rows of their length, and on the device which rows are meant."""
+    length, count = tiles.length, tiles.count
+    first = int(address.min())
+    index, rest = np.divmod(address - first, length)
+    if bool(rest.any()) or (step % length and count > 1):
         return None
-    count = int(index.max()) + 1
-    return flat[first : first + count * length].view(count, length), index
-
-
-def _index(rows: NDArray[np.int64], like: Any) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(like.device)
+    num_rows = int(index.max()) + (count - 1) * step // length + 1
+    begin = first - region.range.address
+    rows = region.flat[begin : begin + num_rows * length].view(num_rows, length)
+    chosen = np.add.outer(index, np.arange(count, dtype=np.int64) * (step // length)).ravel()
+    return rows, torch.from_numpy(chosen).to(rows.device)

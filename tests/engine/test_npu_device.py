@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ascend_pd.errors import LocalProtocolError, OperatorError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.device.cpu import DONE
 from connectors.device.kv_layout import CacheGroup, Placement, describe, tensors_of
 from tests.fakes.torch_npu import FakeNpu, Registrar, ascend_tensor, install
@@ -156,6 +156,36 @@ def test_a_copy_moves_exactly_its_pieces(npu: FakeNpu, device: Any, moves: list[
     for start, end, length in moves:
         expected[end : end + length] = bytes_at(k, start, length)
     assert bytes_at(flat, 0, 1 << 16) == bytes(expected)
+
+
+@pytest.mark.parametrize("step", [128, 192, 100], ids=["next-head", "third-head", "off-grid"])
+def test_tiles_scatter_one_head_between_the_others(npu: FakeNpu, device: Any, step: int) -> None:
+    k, _ = pair()
+    k.view(torch.int16).random_(0, 30000)
+    device.adopt([k])
+    buffer = device.allocate(1 << 16)
+    flat = buffer.owner[buffer.range.address - buffer.owner.data_ptr() :]
+    flat.copy_(torch.arange(flat.numel()) % 120)
+    starts = np.array([4 * step, 12 * step, 0], np.int64)
+    slot = buffer.range.address + np.arange(3, dtype=np.int64) * 256
+    tiles = Tiles(slot, k.data_ptr() + starts, 64, 4, 64, step)
+    expected = bytearray(bytes_at(k, 0, k.nbytes))
+    for number, start in enumerate(starts.tolist()):
+        for token in range(4):
+            data = bytes_at(flat, number * 256 + token * 64, 64)
+            expected[start + token * step : start + token * step + 64] = data
+    event = device.copy(tiles)
+    npu.drain()
+    assert event.done()
+    assert bytes_at(k, 0, k.nbytes) == bytes(expected)
+
+
+def test_tiles_whose_last_repetition_is_outside_are_refused(device: Any) -> None:
+    k, _ = pair()
+    device.adopt([k])
+    at = np.array([k.data_ptr()], np.int64)
+    with pytest.raises(LocalProtocolError, match="outside"):
+        device.copy(Tiles(at, at + 1024, 64, k.nbytes // 64 + 1, 0, 64))
 
 
 def test_nothing_to_copy_is_done_in_order(npu: FakeNpu, device: Any) -> None:

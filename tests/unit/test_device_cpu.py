@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_pd.errors import LocalProtocolError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.device.cpu import CpuDevice
 
 SIZE = 1 << 12
@@ -23,6 +23,7 @@ def reference(
     return expected
 
 
+@settings(deadline=None)
 @given(data=st.data(), length=st.sampled_from([1, 16, 48, 256]), uniform=st.booleans(), seed=st.integers(0, 99))
 def test_copy_moves_exactly_the_pieces(data: st.DataObject, length: int, uniform: bool, seed: int) -> None:
     device = CpuDevice()
@@ -53,6 +54,46 @@ def test_copy_moves_exactly_the_pieces(data: st.DataObject, length: int, uniform
     )
     assert event.done()
     assert np.array_equal(sink, expected)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 24), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9), st.permutations(range(6)))
+def test_tiles_move_like_their_pieces(
+    length: int, count: int, source_gap: int, sink_gap: int, order: list[int]
+) -> None:
+    device = CpuDevice()
+    one, other = device.allocate(SIZE), device.allocate(SIZE)
+    source, sink = (
+        np.frombuffer(b.owner, np.uint8)[b.range.address - b.owner.ctypes.data :][:SIZE] for b in (one, other)
+    )
+    source[:] = np.random.default_rng(length).integers(1, 256, SIZE)
+    steps = length + source_gap, length + sink_gap
+    tiles = Tiles(
+        one.range.address + np.array(order, np.int64) * (count * steps[0] + 3),
+        other.range.address + np.arange(6, dtype=np.int64) * (count * steps[1]),
+        length,
+        count,
+        *steps,
+    )
+    flat = tiles.pieces()
+    origin = one.range.address, other.range.address
+    expected = reference(
+        source,
+        sink,
+        (flat.source - origin[0]).tolist(),
+        (flat.sink - origin[1]).tolist(),
+        flat.length.tolist(),
+    )
+    assert device.copy(tiles).done()
+    assert np.array_equal(sink, expected) and flat.num_bytes == tiles.num_bytes
+
+
+def test_tiles_that_reach_outside_of_known_memory_are_refused() -> None:
+    device = CpuDevice()
+    one, other = device.allocate(64), device.allocate(1 << 20)
+    far = Tiles(np.array([one.range.address]), np.array([other.range.address]), 8, 2, 4096, 8)
+    with pytest.raises(LocalProtocolError, match="outside"):
+        device.copy(far)
 
 
 def test_copy_outside_of_known_memory_is_refused() -> None:

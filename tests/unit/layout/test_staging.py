@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_pd.errors import RemoteProtocolError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from ascend_pd.layout.plan import PairPlan, pull_plan
 from ascend_pd.layout.staging import (
     Cells,
@@ -56,6 +56,10 @@ def move(pieces: Pieces, givers: list[Worker | Slot], takers: list[Worker | Slot
         taker.written[here] += 1
 
 
+def whole_slot(size: int) -> Pieces:
+    return Pieces(*(np.array([value], np.int64) for value in (SOURCE_SLOT, SINK_SLOT, size)))
+
+
 def carry_out(
     pair: PairPlan, parts: Split, staging: Staging, ids: tuple, source: Worker, sink: Worker, slot_bytes: int
 ) -> int:
@@ -68,25 +72,25 @@ def carry_out(
         ours, theirs = Slot(SOURCE_SLOT, size_of(pair, cells)), Slot(SINK_SLOT, size_of(pair, cells))
         if staging is Staging.SINK:
             wire, after = read(pair, cells, *ids, SINK_SLOT)
-            before: tuple[Pieces, ...] = ()
+            before: tuple[Tiles, ...] = ()
             move(wire, [source], [theirs])
         elif staging is Staging.SOURCE:
             before, wire = write(pair, cells, *ids, SOURCE_SLOT)
             after = ()
-            for pieces in before:
-                move(pieces, [source], [ours])
+            for tiles in before:
+                move(tiles.pieces(), [source], [ours])
             move(wire, [ours], [sink])
         else:
             before, after = gather(pair, cells, ids[0], SOURCE_SLOT), scatter(pair, cells, ids[1], SINK_SLOT)
-            for pieces in before:
-                move(pieces, [source], [ours])
-            theirs.memory[:] = ours.memory
-            wire = before[0]
-            crossed -= len(wire) - 1
-        for pieces in after:
-            move(pieces, [theirs], [sink])
-        for pieces in (*before, *after):
-            assert np.unique(pieces.length).size == 1
+            for tiles in before:
+                move(tiles.pieces(), [source], [ours])
+            wire = whole_slot(size_of(pair, cells))
+            move(wire, [ours], [theirs])
+        for tiles in after:
+            move(tiles.pieces(), [theirs], [sink])
+        assert all(
+            sum(tiles.num_bytes for tiles in local) == size_of(pair, cells) for local in (before, after) if local
+        )
         for slot in (ours, theirs):
             assert (slot.memory[-8:] == 0xEE).all() and not slot.written[-8:].any()
         crossed += len(wire)
