@@ -41,6 +41,7 @@ class PeerState:
 
     free: int = MAX_IN_FLIGHT
     failures_in_a_row: int = 0
+    known: bool = False
     last_used: float = field(default_factory=time.monotonic)
 
 
@@ -53,8 +54,9 @@ class Endpoint:
 
     MAX_PEERS = 1024
 
-    def __init__(self, engine: Any, host: str) -> None:
+    def __init__(self, engine: Any, host: str, end_engine: Callable[[Any], None]) -> None:
         self._engine: Any = engine
+        self._end_engine = end_engine
         self._host = host
         self._port: int = engine.get_rpc_port()
         self.session = f"{host}:{self._port}"
@@ -91,10 +93,11 @@ class Endpoint:
                 self._users -= 1
                 self._changed.notify_all()
 
-    def contact(self, peer: str, deadline: float) -> bool:
+    def contact(self, peer: str, deadline: float, *, open_segment: bool) -> bool:
         """Whether the peer's endpoint answers, asked at most until `deadline` and for CONTACT_S.
 
-        The library itself would wait for a minute, see `own_sockets`.
+        With `open_segment` what the library must know of the peer is fetched too. The library itself would wait
+        for a minute, see `own_sockets`.
         """
         patience_s = min(CONTACT_S, deadline - time.monotonic())
         if patience_s <= 0:
@@ -106,7 +109,13 @@ class Endpoint:
             self._contacting.append(peer)
         timer.start()
         try:
-            return self._engine.send_probe(peer) == 0 and (self.knows(peer) or self._open_segment(peer))
+            if self._engine.send_probe(peer) != 0:
+                return False
+            if open_segment and not self.knows(peer) and not self._open_segment(peer):
+                return False
+            with self._changed:
+                self._peer(peer).known = True
+            return True
         finally:
             timer.cancel()
             with self._changed:
@@ -120,9 +129,9 @@ class Endpoint:
         return bool(self._engine.transfer_check_status(operation) == 1)
 
     def knows(self, peer: str) -> bool:
-        """Whether a transfer with the peer has been under way on this endpoint, so that its segment is open."""
+        """Whether the peer has answered on this endpoint."""
         with self._changed:
-            return peer in self._peers
+            return self._peer(peer).known
 
     def take(self, peer: str, wanted: int, deadline: float) -> int:
         """Up to `wanted` places in flight to `peer`, waiting until `deadline` for the first; 0 if none came."""
@@ -176,6 +185,7 @@ class Endpoint:
             return
         if set_accept_timeout(self._host, self._port, 0.001):
             time.sleep(0.02)  # for the thread to come round; without the interpreter's lock
+        self._end_engine(self._engine)
         witness = weakref.ref(self._engine)
         self._engine = None
         if witness() is not None:
