@@ -13,7 +13,7 @@ from connectors.device import create_device
 from connectors.device.kv_layout import tensors_of
 from connectors.memory import describe_worker
 from connectors.settings import ConnectorSettings
-from connectors.transport import create
+from connectors.transport import Placement, create
 
 
 class Rank:
@@ -30,7 +30,7 @@ class Rank:
         self._layout: KVLayout | None = None
         self.device = create_device(settings.config.hardware)
         self.device.bind_thread()
-        self.transport = create(settings.config)
+        self.transport = create(settings.config, Placement(settings.role, self.device.index))
 
     @property
     def single_group(self) -> bool:

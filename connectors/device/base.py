@@ -42,6 +42,11 @@ class Device(Protocol):
         """`cpu` or `npu:<index>`."""
         ...
 
+    @property
+    def index(self) -> int:
+        """The number of this rank's device, 0 on CPU."""
+        ...
+
     def bind_thread(self) -> None:
         """Make this rank's device current for the calling thread. Every thread of ours calls it first: a thread
         without a device would use device 0, or fail inside the transport."""

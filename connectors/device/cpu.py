@@ -40,6 +40,10 @@ class CpuDevice:
     def name(self) -> str:
         return "cpu"
 
+    @property
+    def index(self) -> int:
+        return 0
+
     def bind_thread(self) -> None:
         """Threads need nothing here."""
 

@@ -83,6 +83,10 @@ class NpuDevice:
     def name(self) -> str:
         return f"npu:{self._index}"
 
+    @property
+    def index(self) -> int:
+        return self._index
+
     def bind_thread(self) -> None:
         torch.npu.set_device(self._index)
 

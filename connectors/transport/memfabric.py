@@ -1,7 +1,7 @@
 """MemFabric's transfer engine behind the transport port: NPU memory over SDMA or the device's own RDMA.
 
-Never run here: the library asks for an Ascend driver first. Its names and signatures are checked against the
-released wheels (`tests/contract`), the order of calls against a stand-in (`tests/unit/test_transport_memfabric.py`).
+Never run on an NPU yet: without an Ascend driver the library opens no endpoint. Names and signatures are checked
+against the released wheels (`tests/contract`), the order of calls against a stand-in (`tests/unit`).
 Facts from memfabric-hybrid 1.2.0 and 1.3.0: peers find each other through a store at `tcp://host:port`; a session
 is `ip:port`, IPv4 only; memory is registered in granules of 2 MiB, so two buffers in one granule are refused;
 0 is success, anything else an error whose text `get_last_err_msg` has; there is no probe, no status and no

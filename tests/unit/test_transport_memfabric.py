@@ -20,7 +20,7 @@ STORE = "tcp://10.0.0.1:50089"
 
 
 class Library:
-    """`memfabric_hybrid` as far as it is used. `calls` has everything in order; `code` is what operations return."""
+    """`memfabric_hybrid` as far as used. `calls` has everything in order, `code` is what operations return."""
 
     def __init__(self) -> None:
         calls: list[tuple[Any, ...]] = []
