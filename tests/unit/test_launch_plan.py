@@ -94,8 +94,6 @@ def test_the_proxy_is_told_each_engine_and_its_side_channel() -> None:
 
 def test_the_proxy_understands_everything_the_cluster_file_tells_it() -> None:
     """A contract between two packages that do not import each other."""
-    if not hasattr(import_module("proxy.settings").Settings(), "listener"):
-        pytest.skip("this proxy has no admin listener yet")
     load_settings = import_module("proxy.load").load_settings
     proxy = {
         "policy": {"prefill": "round-robin"},
