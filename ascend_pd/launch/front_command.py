@@ -59,6 +59,7 @@ def proxy_plan(cluster: PDCluster, topology: Topology, site: Site) -> ProcessPla
         env=FRONT_ENV,
         host=topology.proxy.host,
         port=topology.proxy.port,
+        ready_path="/ready",
         ports=tuple(address.port for address in (topology.proxy, topology.admin) if address),
     )
 
