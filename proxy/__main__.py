@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -42,9 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = Server(uvicorn_config(settings, app), app)
     reload = (lambda: load_settings(arguments)) if {"--spec", "--settings"} & set(arguments) else None
     admin = create_admin_app(app, secrets, reload) if admin_listener is not None else None
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, _stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(server, listener, admin, admin_listener))
     return 0
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    """Before uvicorn has taken the signals over, and when it raises them again after its orderly stop."""
+    raise SystemExit(0)
 
 
 def has_admin(settings: Settings) -> bool:
@@ -110,6 +118,7 @@ def uvicorn_config(settings: Settings, app: ProxyApp) -> uvicorn.Config:
         http="httptools",
         log_level="info",
         access_log=False,
+        proxy_headers=False,
         server_header=False,
         date_header=False,
         backlog=2048,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
 
 from proxy.errors import ProxyError
 from proxy.settings import AdmissionSettings, KeyLimits
@@ -31,6 +29,22 @@ class _KeyUse:
         self.recent: deque[float] = deque()
 
 
+class Place:
+    """One request's right to run."""
+
+    __slots__ = ("_admission", "_use")
+
+    def __init__(self, admission: Admission, use: _KeyUse | None) -> None:
+        self._admission = admission
+        self._use = use
+
+    def leave(self) -> None:
+        """Called once, at the end of the request."""
+        if self._use is not None:
+            self._use.running -= 1
+        self._admission.free()
+
+
 class Admission:
     """First come, first served."""
 
@@ -46,9 +60,8 @@ class Admission:
         """Requests that wait for a place."""
         return len(self._waiting)
 
-    @contextlib.asynccontextmanager
-    async def place(self, key: str, limits: KeyLimits | None) -> AsyncIterator[None]:
-        """Holds a place while the request runs.
+    async def enter(self, key: str, limits: KeyLimits | None) -> Place:
+        """Get a place, to be given back by its `leave`.
 
         Raises:
             Overloaded: refused at once, or no place within the queue's time.
@@ -56,18 +69,16 @@ class Admission:
         if self.draining:
             raise Overloaded("this proxy is shutting down", 503, 5)
         use = self._enter(key, limits) if limits is not None else None
+        if self.running < self._settings.max_running:
+            self.running += 1
+            return Place(self, use)
         try:
-            if self.running >= self._settings.max_running:
-                await self._wait()
-            else:
-                self.running += 1
-            try:
-                yield
-            finally:
-                self._leave()
-        finally:
+            await self._wait()
+        except BaseException:
             if use is not None:
                 use.running -= 1
+            raise
+        return Place(self, use)
 
     def _enter(self, key: str, limits: KeyLimits) -> _KeyUse:
         now = asyncio.get_running_loop().time()
@@ -97,12 +108,12 @@ class Admission:
                 raise Overloaded(f"no place became free within {self._settings.queue_s:g} s", 503) from error
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._leave()
+                self.free()
             raise
         finally:
             self._waiting.pop(turn, None)
 
-    def _leave(self) -> None:
+    def free(self) -> None:
         """Give the place to the first in the queue, or free it."""
         while self._waiting:
             turn, _ = self._waiting.popitem(last=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, Protocol
 
 from proxy.errors import ProxyError, error_body, error_event
+from proxy.stepped import Stepped
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -37,11 +39,26 @@ class Downstream(Protocol):
 class AsgiDownstream:
     """An ASGI client."""
 
-    __slots__ = ("_pending", "_send", "base", "bytes_sent", "extra", "finished", "started", "status", "streaming")
+    __slots__ = (
+        "_emptied",
+        "_held",
+        "_on_writable",
+        "_send",
+        "base",
+        "bytes_sent",
+        "extra",
+        "finished",
+        "started",
+        "status",
+        "streaming",
+    )
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._pending: asyncio.Future[None] | None = None
+        self._held: deque[Message] = deque()
+        """Written, but not yet taken by the server; the first of them is on its way."""
+        self._emptied: asyncio.Future[None] | None = None
+        self._on_writable: Callable[[], None] = _nothing
         self.base: Headers = []
         """Headers of every answer to this request."""
         self.extra: Headers = []
@@ -80,31 +97,40 @@ class AsgiDownstream:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def write_now(self, events: bytes, on_writable: Callable[[], None]) -> bool:
-        # The server's `send` only waits when the client's socket is full. So it is stepped by hand once, which
-        # saves a task switch per token, and becomes a task of its own only when it does wait.
         self.bytes_sent += len(events)
-        sending = self._send({"type": "http.response.body", "body": events, "more_body": True})
-        if self._pending is not None and not self._pending.done():
-            self._pending = asyncio.ensure_future(_after(self._pending, sending))
-        else:
-            try:
-                waited_for = sending.send(None)
-            except StopIteration:
-                return True
-            self._pending = asyncio.ensure_future(_resume(sending, waited_for))
-        self._pending.add_done_callback(lambda _: on_writable())
+        message = {"type": "http.response.body", "body": events, "more_body": True}
+        if self._held:
+            self._held.append(message)
+            return False
+        sending = Stepped(self._send(message), self._written)
+        if sending.done:
+            return True
+        self._held.append(message)
+        self._on_writable = on_writable
         return False
 
+    def _written(self, _: Stepped) -> None:
+        """The oldest held message is out: send those that gathered behind it, then let the engine go on."""
+        self._held.popleft()
+        while self._held:
+            if not Stepped(self._send(self._held[0]), self._written).done:
+                return
+            self._held.popleft()
+        if self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+        self._on_writable()
+
     async def end(self) -> None:
-        if self._pending is not None and not self._pending.done():
-            await self._pending
+        if self._held:
+            self._emptied = asyncio.get_running_loop().create_future()
+            await self._emptied
         self.finished = True
         await self._send({"type": "http.response.body", "body": b""})
 
     async def error(self, error: ProxyError) -> None:
         """The error as a whole answer, or as the last event of a stream that has begun."""
         if self.streaming:
-            self.write_now(error_event(error), lambda: None)
+            self.write_now(error_event(error), _nothing)
             await self.end()
             return
         if self.started:
@@ -114,20 +140,5 @@ class AsgiDownstream:
         await self.whole(error.status, error_body(error))
 
 
-async def _resume(sending: Coroutine[Any, Any, None], waited_for: Any) -> None:
-    """Run a coroutine on that was already stepped to its first wait, on an asyncio future."""
-    while True:
-        if waited_for is None:
-            await asyncio.sleep(0)
-        else:
-            waited_for._asyncio_future_blocking = False
-            await asyncio.wait([waited_for])
-        try:
-            waited_for = sending.send(None)
-        except StopIteration:
-            return
-
-
-async def _after(earlier: asyncio.Future[None], sending: Coroutine[Any, Any, None]) -> None:
-    await asyncio.wait([earlier])
-    await sending
+def _nothing() -> None:
+    pass

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
+from ascend_pd.errors import LocalProtocolError
 from proxy.auth import bearer
 from proxy.downstream import AsgiDownstream, Downstream
 from proxy.errors import LegFailed, ProxyError, Refused
@@ -21,6 +22,7 @@ from proxy.request import ClientRequest, Route, parse_request
 from proxy.services import Services
 from proxy.settings import KeyLimits, Role
 from proxy.split import Member, members
+from proxy.stepped import Stepped
 
 CLIENT_CLOSED = 499
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -81,7 +83,7 @@ def request_id_of(head: Head) -> str:
     """The client's request id, if it is one; else a new one."""
     if head.request_id and _REQUEST_ID.fullmatch(head.request_id):
         return head.request_id.decode("ascii")
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def session_of(request: ClientRequest) -> str:
@@ -108,7 +110,7 @@ async def serve(services: Services, path: str, scope: Scope, receive: Receive, s
         request = parse_request(path, raw)
         _note(record, request)
         serving = _Serving(services, request, down, record, head, key.limits if key else None)
-        await _until_gone(serving, down, receive)
+        await _until_gone(serving, down, receive, services.settings.timeouts.request_s)
     except ProxyError as error:
         record.error = error.kind or "refused"
         await down.error(error)
@@ -156,18 +158,22 @@ class _Serving:
         Raises:
             ProxyError
         """
-        async with self._services.admission.place(self._record.key, self._limits):
-            headers = self._engine_headers()
-            split = self._request.route is Route.SPLIT and self._services.fleet.instances(Role.PREFILL)
-            if not split:
-                await self._exchange(self._request, self._down, headers).run()
-                return
+        place = await self._services.admission.enter(self._record.key, self._limits)
+        try:
+            await self._exchange_all(self._engine_headers())
+        finally:
+            place.leave()
 
-            async def run_member(member: Member, place: Downstream) -> None:
-                await self._exchange(member.request, place, headers).run()
+    async def _exchange_all(self, headers: dict[str, str]) -> None:
+        if self._request.route is not Route.SPLIT or not self._services.fleet.instances(Role.PREFILL):
+            await self._exchange(self._request, self._down, headers).run()
+            return
 
-            group = Group(self._down, self._request.stream)
-            await group.run(members(self._request), run_member, self._services.settings.admission.split_at_once)
+        async def run_member(member: Member, place: Downstream) -> None:
+            await self._exchange(member.request, place, headers).run()
+
+        group = Group(self._down, self._request.stream)
+        await group.run(members(self._request), run_member, self._services.settings.admission.split_at_once)
 
     def _exchange(self, request: ClientRequest, down: Downstream, headers: dict[str, str]) -> Exchange:
         session = self._head.session.decode("latin-1") or session_of(request)
@@ -186,34 +192,63 @@ class _Serving:
         return headers
 
 
-async def _until_gone(serving: _Serving, down: AsgiDownstream, receive: Receive) -> None:
-    """Run; a client that leaves cancels it, and with it both legs.
+class _Watch:
+    """Cancels the serving task when the client leaves or the request's time is over."""
+
+    __slots__ = ("_down", "_handle", "_receive", "_task", "_waiting", "why")
+
+    def __init__(self, down: AsgiDownstream, receive: Receive, request_s: float) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise LocalProtocolError("requests are served in tasks")
+        self._task = task
+        self._down = down
+        self._receive = receive
+        self.why: Exception | None = None
+        self._waiting: Stepped | None = None
+        self._handle = task.get_loop().call_later(request_s, self._end, TimeoutError())
+        self._listen()
+
+    def _listen(self) -> None:
+        self._waiting = Stepped(self._receive(), self._heard)  # type: ignore[arg-type]
+        if self._waiting.done:
+            self._heard(self._waiting)
+
+    def _heard(self, waiting: Stepped) -> None:
+        if waiting.error is not None or waiting.result["type"] == "http.disconnect":
+            self._end(ClientGone())
+        else:
+            self._listen()
+
+    def _end(self, why: Exception) -> None:
+        # Servers also report a disconnect after a complete answer.
+        if self.why is None and not self._down.finished:
+            self.why = why
+            self._task.cancel()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._handle.cancel()
+        if self._waiting is not None:
+            self._waiting.close()
+
+
+async def _until_gone(serving: _Serving, down: AsgiDownstream, receive: Receive, request_s: float) -> None:
+    """Run; a client that leaves, or a request that takes too long, cancels it and with it both legs.
 
     Raises:
-        ClientGone, ProxyError
+        ClientGone, TimeoutError, ProxyError
     """
-    task = asyncio.current_task()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if task is not None and not down.finished:  # servers also say so after a complete answer
-            gone = True
-            task.cancel()
-
-    watcher = asyncio.create_task(watch())
+    watch = _Watch(down, receive, request_s)
     try:
         await serving.run()
     except asyncio.CancelledError:
-        if gone:
-            if task is not None:
-                task.uncancel()
-            raise ClientGone from None
-        raise
+        if watch.why is None:
+            raise
+        asyncio.current_task().uncancel()  # type: ignore[union-attr]
+        raise watch.why from None
     finally:
-        watcher.cancel()
+        watch.close()
 
 
 async def read_body(receive: Receive, limit: int, content_length: bytes) -> bytes:

@@ -67,17 +67,16 @@ class Exchange:
         """
         settings = self._services.settings
         self._whole = self._whole_role()
-        async with asyncio.timeout(settings.timeouts.request_s):
-            try:
-                await self._tries(settings.retries + 1)
-            except (LegFailed, NoInstance) as error:
-                retryable = isinstance(error, NoInstance) or error.retryable
-                role = self._fallback_role()
-                if self._down.started or not retryable or self._whole is not None or role is None:
-                    raise
-                self._whole = role
-                self._record.route = "fallback"
-                await self._tries(1)
+        try:
+            await self._tries(settings.retries + 1)
+        except (LegFailed, NoInstance) as error:
+            retryable = isinstance(error, NoInstance) or error.retryable
+            role = self._fallback_role()
+            if self._down.started or not retryable or self._whole is not None or role is None:
+                raise
+            self._whole = role
+            self._record.route = "fallback"
+            await self._tries(1)
 
     async def _tries(self, most: int) -> None:
         for number in range(most):

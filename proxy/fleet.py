@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from ascend_pd.wire.identity import mismatches
 from ascend_pd.wire.messages import HelloReply
@@ -88,6 +88,7 @@ class Fleet:
             Role.DECODE: POLICIES[settings.policy.decode](),
             Role.UNION: POLICIES[settings.policy.decode](),
         }
+        self._wants_prefix = any(policy.wants_prefix for policy in self._policies.values())
 
     def instances(self, role: Role | None = None) -> list[Instance]:
         """All, or those of one role."""
@@ -131,7 +132,7 @@ class Fleet:
 
     def wants_prefix(self) -> bool:
         """Does a policy ask for the prompt's block hashes?"""
-        return any(policy.wants_prefix for policy in self._policies.values())
+        return self._wants_prefix
 
     def uncached_on_decode(self, work: Work) -> int:
         """Tokens of this prompt that the best decode instance would have to compute itself."""
@@ -144,7 +145,7 @@ class Fleet:
         able = {role: any(i.available() for i in members) for role, members in self._instances.items()}
         return able[Role.UNION] or (able[Role.PREFILL] and able[Role.DECODE])
 
-    def select_prefiller(self, work: Work, avoid: Iterable[str] = (), decode: Instance | None = None) -> Load:
+    def select_prefiller(self, work: Work, avoid: Collection[str] = (), decode: Instance | None = None) -> Load:
         """The prefill instance for this work, already weighed down by it.
 
         One that fits no decode instance (or not `decode`, if that is chosen already) is no candidate.
@@ -155,7 +156,7 @@ class Fleet:
         partners = self._instances[Role.DECODE] if decode is None else [decode]
         return self._select(Role.PREFILL, work, avoid, lambda p: _best_misfit([misfit(p, d) for d in partners]))
 
-    def select_decoder(self, work: Work, avoid: Iterable[str] = (), prefill: Instance | None = None) -> Load:
+    def select_decoder(self, work: Work, avoid: Collection[str] = (), prefill: Instance | None = None) -> Load:
         """The decode instance for this work, already weighed down by it.
 
         Raises:
@@ -163,7 +164,7 @@ class Fleet:
         """
         return self._select(Role.DECODE, work, avoid, lambda d: misfit(prefill, d) if prefill is not None else "")
 
-    def select_union(self, work: Work, avoid: Iterable[str] = ()) -> Load:
+    def select_union(self, work: Work, avoid: Collection[str] = ()) -> Load:
         """A union instance.
 
         Raises:
@@ -179,20 +180,21 @@ class Fleet:
         """
         return self._select(role, work, (), lambda _: "")
 
-    def _select(self, role: Role, work: Work, avoid: Iterable[str], why_not: Callable[[Instance], str]) -> Load:
+    def _select(self, role: Role, work: Work, avoid: Collection[str], why_not: Callable[[Instance], str]) -> Load:
         now = time.monotonic()
-        shunned = frozenset(avoid)
         able = [i for i in self._instances[role] if i.available(now)]
-        fitting = [i for i in able if not why_not(i)]
-        if able and not fitting:
-            raise ProxyError(
-                f"no prefill and decode engine fit together: {why_not(able[0])}", 503, kind="incompatible_engines"
-            )
-        fresh = [i for i in fitting if i.key not in shunned] or fitting
-        if not fresh:
+        fitting = [i for i in able if not why_not(i)] if able else able
+        if not fitting:
+            if able:
+                reason = f"no prefill and decode engine fit together: {why_not(able[0])}"
+                raise ProxyError(reason, 503, kind="incompatible_engines")
             raise NoInstance(role)
-        chosen = self._policies[role].choose([Candidate(i.key, i.tokens, i.requests) for i in fresh], work)
-        return Load(next(i for i in fresh if i.key == chosen.key), work.tokens)
+        fresh = [i for i in fitting if i.key not in avoid] if avoid else fitting
+        offered = {i.key: i for i in fresh or fitting}
+        chosen = self._policies[role].choose(
+            [Candidate(k, i.tokens, i.requests) for k, i in offered.items()], work
+        )
+        return Load(offered[chosen.key], work.tokens)
 
 
 class NoInstance(ProxyError):

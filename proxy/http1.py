@@ -35,6 +35,7 @@ class Reception:
         head: ends when status and headers are here.
         deadline: monotonic instant after which the sweeper gives the answer up.
         got_bytes: whether any byte of the answer has come.
+        fed, patience_s: when bytes have come since the sweeper looked, it puts the deadline off by so much.
         complete: the whole answer has been received (not necessarily taken).
     """
 
@@ -50,10 +51,12 @@ class Reception:
         "complete",
         "content_type",
         "deadline",
+        "fed",
         "got_bytes",
         "head",
         "keep_alive",
         "parser",
+        "patience_s",
         "status",
     )
 
@@ -65,6 +68,8 @@ class Reception:
         self.content_type = ""
         self.deadline = NEVER
         self.got_bytes = False
+        self.fed = False
+        self.patience_s = 0.0
         self.complete = False
         self.keep_alive = False
         self._fresh: list[bytes] = []
@@ -129,7 +134,7 @@ class Reception:
         Raises:
             httptools.HttpParserError: broken HTTP.
         """
-        self.got_bytes = True
+        self.got_bytes = self.fed = True
         self.parser.feed_data(data)
         fresh = self._fresh
         if fresh:

@@ -86,7 +86,6 @@ class Relay:
         events = self._cut(piece)
         if not events:
             return
-        self._answer.expect(self._timeouts.inter_token_s)
         if has_error(events):
             good, status, message = split_at_error(events)
             self._failure = self._error(status, message)

@@ -63,29 +63,30 @@ class Answer:
     async def pipe(self, sink: Sink, timeout_s: float) -> None:
         """Hand all further pieces to `sink`, inside the read callback: it must neither raise nor block.
 
-        The sink tells with `expect` when the next piece is due.
+        `timeout_s` bounds the time between two pieces.
 
         Raises:
             LegFailed: as `piece`.
         """
-        self.expect(timeout_s)
+        self._expect(timeout_s)
         try:
             await self._reception.pipe(sink)
         except (ConnectionLost, DeadlinePassed) as error:
             raise translated(error, self._who) from error
 
-    def expect(self, timeout_s: float) -> None:
-        """The next piece is due within `timeout_s` from now."""
+    def _expect(self, timeout_s: float) -> None:
+        self._reception.patience_s = timeout_s
         self._reception.deadline = self._loop.time() + timeout_s
 
     def pause(self) -> None:
         """Take no more pieces for now; no deadline runs meanwhile."""
         self._reception.deadline = NEVER
+        self._reception.patience_s = 0.0
         self._reception.pause()
 
     def resume(self, timeout_s: float) -> None:
         """Take pieces again."""
-        self.expect(timeout_s)
+        self._expect(timeout_s)
         self._reception.resume()
 
     def close(self) -> None:
@@ -201,10 +202,16 @@ class Upstream:
 
     def _sweep(self) -> None:
         now = self._loop.time()
-        for connection in [c for c in self._busy if c.current is not None and c.current.deadline < now]:
-            if connection.current is not None:
-                connection.current.fail(DeadlinePassed())
-            connection.drop()
+        for connection in list(self._busy):
+            reception = connection.current
+            if reception is None:
+                continue
+            if reception.fed and reception.patience_s:
+                reception.fed = False
+                reception.deadline = now + reception.patience_s
+            elif reception.deadline < now:
+                reception.fail(DeadlinePassed())
+                connection.drop()
         for idle in self._idle.values():
             while idle and (not idle[0].open or now - idle[0].idle_since > IDLE_S):
                 idle.popleft().drop()
