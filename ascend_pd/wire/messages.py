@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from ascend_pd.layout.description import KVLayout
+from ascend_pd.layout.staging import Cells
 from ascend_pd.wire.identity import EngineRef, Fingerprint
 
 
@@ -35,6 +36,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`mooncake/tcp`, `mooncake/ascend`, `memfabric/device_sdma`, …: both ends must be equal."""
     session: str
     """The name under which the transport's peers reach this worker; new after each fence."""
+    stage_port: int = 0
+    """Where this worker takes Stage messages; 0 when it stages nothing."""
     layout: KVLayout
 
 
@@ -161,12 +164,52 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     bytes_moved: int = 0
 
 
-Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask
-Reply = HelloReply | Answer | Story
+class StageOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stage_open"):
+    """Active rank → passive rank: I want to move small pieces packed; give me slots of your staging buffer."""
+
+    epoch: str
+    """The receiver's epoch."""
+    caller: EngineRef
+    layout: KVLayout
+    """The caller's: both ends derive addresses from the same plan."""
+    push: bool
+    """The caller writes into the receiver's slots, which then scatters; otherwise the receiver gathers and the
+    caller reads."""
+
+
+class StageReady(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stage_ready"):
+    """The reply to StageOpen. `token` names this lease of the slots; a fence or a restart makes it void."""
+
+    token: str
+    slots: tuple[int, ...]
+    """Addresses in registered memory."""
+    slot_bytes: int
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stage"):
+    """Active rank → passive rank: gather this batch into the slot, or scatter it out of the slot.
+
+    Carried out at most once: `sequence` grows with every batch of a slot, a repeated one is answered from memory
+    and an older one refused.
+    """
+
+    token: str
+    sequence: int
+    slot: int
+    choice: int
+    """Which of the plan's equally good choices of senders."""
+    cells: Cells
+    block_ids: tuple[tuple[int, ...], ...]
+    """The receiver's blocks of the request, per KV cache group."""
+
+
+Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask | StageOpen | Stage
+Reply = HelloReply | Answer | Story | StageReady
 
 
 def may_answer(request: Request, reply: Reply) -> bool:
     """Whether this type of reply belongs to this type of request; an `Answer` may refuse any request."""
     if isinstance(reply, Answer):
         return True
-    return isinstance(reply, HelloReply) if isinstance(request, Hello) else isinstance(request, Ask)
+    expected = {Hello: HelloReply, Ask: Story, StageOpen: StageReady}.get(type(request))
+    return expected is not None and isinstance(reply, expected)

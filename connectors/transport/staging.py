@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ascend_pd.errors import AscendPdError, LocalProtocolError, TransferError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.pieces import Pieces, Tiles
 from connectors.device.base import Buffer, Device
 from connectors.transport.base import Transport
 
@@ -123,7 +123,7 @@ class Batch:
     """
 
     wire: Callable[[int], Pieces]
-    local: Callable[[int], Sequence[Pieces]]
+    local: Callable[[int], Sequence[Pieces | Tiles]]
     before: Callable[[float], None] = _nothing
     after: Callable[[float], None] = _nothing
     settle: Callable[[float], None] = _nothing

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from ascend_pd.layout.description import KVLayout, Part, Region
+from ascend_pd.layout.staging import Cells
 from ascend_pd.wire import WIRE_VERSION
 from ascend_pd.wire.frames import FrameCodec, message_tag
 from ascend_pd.wire.identity import EngineRef, Fingerprint
@@ -25,6 +26,9 @@ from ascend_pd.wire.messages import (
     Renew,
     Reply,
     Request,
+    Stage,
+    StageOpen,
+    StageReady,
     Story,
     Verdict,
     WorkerInfo,
@@ -60,7 +64,9 @@ LAYOUT = KVLayout(
     heads=(0, 1, 2),
     packed="vec",
 )
-WORKER = WorkerInfo(tp_rank=0, pp_rank=0, transport="mooncake/tcp", session="127.0.0.1:15001", layout=LAYOUT)
+WORKER = WorkerInfo(
+    tp_rank=0, pp_rank=0, transport="mooncake/tcp", session="127.0.0.1:15001", stage_port=36100, layout=LAYOUT
+)
 
 REQUESTS: tuple[Request, ...] = (
     Hello(fingerprint=FINGERPRINT, role="decode"),
@@ -87,6 +93,15 @@ REQUESTS: tuple[Request, ...] = (
     ),
     Abort(transfer_id="t1", epoch="epoch-d", sender=PREFILL, rank=1, drained=True, reason="cancelled"),
     Ask(transfer_id="t1"),
+    StageOpen(epoch="epoch-p", caller=DECODE, layout=LAYOUT, push=False),
+    Stage(
+        token="a1b2",
+        sequence=3,
+        slot=1,
+        choice=0,
+        cells=Cells(strand=0, regions=(0, 1), units=((0, 4), (9, 1))),
+        block_ids=((3, 2, 7),),
+    ),
 )
 REPLIES: tuple[Reply, ...] = (
     HelloReply(
@@ -100,6 +115,7 @@ REPLIES: tuple[Reply, ...] = (
     ),
     Answer(verdict=Verdict.GONE, reason="expired", lease_seconds=30.0, drained=True),
     Story(known=True, state="HELD", reason="", timings_ms={"transfer": 12.5}, bytes_moved=4096),
+    StageReady(token="a1b2", slots=(1 << 40, (1 << 40) + 4096), slot_bytes=4096),
 )
 
 

@@ -1,0 +1,138 @@
+"""A request's bytes between this worker and one peer worker: large pieces as they are, small ones staged."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+
+from ascend_pd.errors import TransferError
+from ascend_pd.layout.description import KVLayout
+from ascend_pd.layout.staging import Efficiency, Split, Staging, size_of, split
+from ascend_pd.wire.identity import EngineRef
+from ascend_pd.wire.messages import WorkerInfo
+from connectors.device.base import Device
+from connectors.sidechannel.client import SideChannelClient
+from connectors.transport.base import Transport
+from connectors.transport.stage_peer import StagedRequest, StagePeer
+from connectors.transport.staging import SlotPool, StagingPipeline
+
+MAX_PEERS = 256
+
+
+class Mover:
+    """One per worker and direction. Thread-safe; transfers with different peers run side by side.
+
+    Args:
+        me: this engine; `layout`: this worker's.
+        push: this worker writes (layer-wise P); otherwise it reads (pull D).
+        staging_bytes: bound of this worker's staging memory; 0 moves every piece by itself.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        client: SideChannelClient,
+        me: EngineRef,
+        layout: KVLayout,
+        *,
+        push: bool,
+        staging_bytes: int,
+    ) -> None:
+        self._transport = transport
+        self._client = client
+        self._me = me
+        self._layout = layout
+        self._push = push
+        self._pool = SlotPool(device, transport, staging_bytes)
+        self._pipeline = StagingPipeline(
+            device, transport, self._pool, f"{'push' if push else 'pull'}-{layout.worker}"
+        )
+        self._peers: OrderedDict[tuple[EngineRef, int], StagePeer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def move(
+        self,
+        peer: EngineRef,
+        host: str,
+        worker: WorkerInfo,
+        request: StagedRequest,
+        tokens: tuple[int, int],
+        deadline: float,
+        via: str = "",
+        layers: Collection[int] | None = None,
+    ) -> int:
+        """Read or write the cache of `tokens` (first, end) of one request. Returns the number of bytes.
+
+        Raises:
+            TransferError: as `Transport.read` and `Transport.write`.
+            RemoteProtocolError: block ids that cannot be right.
+        """
+        stage = self._stage(peer, host, worker)
+        if stage is None:
+            return self._move(None, worker, self._split(request, tokens, 0, layers), request, deadline, via)
+        with stage.lock:
+            slot_bytes = stage.open(deadline)
+            parts = self._split(request, tokens, min(slot_bytes, self._pool.slot_bytes), layers)
+            try:
+                return self._move(stage, worker, parts, request, deadline, via)
+            except TransferError:
+                stage.failed()
+                raise
+
+    def fenced(self) -> None:
+        """The transport was rotated."""
+        self._pool.fenced()
+
+    def close(self) -> None:
+        """End the copier's thread."""
+        self._pipeline.close()
+
+    def _stage(self, peer: EngineRef, host: str, worker: WorkerInfo) -> StagePeer | None:
+        if not worker.stage_port or not self._pool.num_slots:
+            return None
+        key = (peer, worker.layout.worker)
+        with self._lock:
+            stage = self._peers.get(key)
+            if stage is None:
+                stage = self._peers[key] = StagePeer(
+                    self._client, (host, worker.stage_port), peer, self._me, self._layout, push=self._push
+                )
+                while len(self._peers) > MAX_PEERS:
+                    self._peers.popitem(last=False)
+            self._peers.move_to_end(key)
+            return stage
+
+    def _split(
+        self, request: StagedRequest, tokens: tuple[int, int], slot_bytes: int, layers: Collection[int] | None
+    ) -> Split:
+        return split(
+            request.pair,
+            request.source_block_ids,
+            request.sink_block_ids,
+            *tokens,
+            staging=Staging.BOTH if slot_bytes else Staging.NONE,
+            efficiency=Efficiency(self._transport.efficient_piece_bytes, slot_bytes),
+            layers=layers,
+        )
+
+    def _move(
+        self,
+        stage: StagePeer | None,
+        worker: WorkerInfo,
+        parts: Split,
+        request: StagedRequest,
+        deadline: float,
+        via: str,
+    ) -> int:
+        session, staged = worker.session, parts.staged if stage else ()
+        if self._push:
+            self._transport.write(session, parts.direct, deadline, via)
+            if stage and staged:
+                self._pipeline.write(session, stage.write_batches(request, staged, deadline), deadline, via)
+        else:
+            self._transport.read(session, parts.direct, deadline, via)
+            if stage and staged:
+                self._pipeline.read(session, stage.read_batches(request, staged, deadline), deadline, via)
+        return parts.direct.num_bytes + sum(size_of(request.pair, cells) for cells in staged)

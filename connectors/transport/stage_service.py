@@ -1,0 +1,191 @@
+"""The passive end of two-sided staging: gathers into, or scatters out of, slots that a peer reads or writes.
+
+A worker's own thread answers, so it works in an idle engine and during a long step. What may still be read or
+written is never handed to another: a pull's slots after longer than P's blocks can be held (whoever reads them
+then is told GONE), a push's slots only after a fence of this worker's endpoint.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ascend_pd.errors import RemoteProtocolError
+from ascend_pd.layout.description import KVLayout
+from ascend_pd.layout.geometry import senders
+from ascend_pd.layout.pieces import Tiles
+from ascend_pd.layout.plan import PairPlan, pair
+from ascend_pd.layout.staging import gather, scatter, size_of
+from ascend_pd.wire.messages import Answer, Reply, Request, Stage, StageOpen, StageReady, Verdict
+from connectors.device.base import Buffer, Device
+from connectors.sidechannel.server import SideChannelServer
+from connectors.transport.base import Transport
+from connectors.transport.staging import slot_sizes
+
+COPY_TIMEOUT_S = 5.0
+MAX_CALLERS = 16
+"""Peers that can hold slots at once; a further one moves its pieces unstaged."""
+NUM_SLOTS = 2
+_CHOICES = 64
+
+
+@dataclass(slots=True)
+class _Lease:
+    """One caller's slots."""
+
+    caller: str
+    push: bool
+    layout: KVLayout
+    buffer: Buffer
+    last_used: float
+    sequence: dict[int, int] = field(default_factory=dict)
+    pairs: dict[int, PairPlan] = field(default_factory=dict)
+
+
+class StageService:
+    """One per worker. Listens from the start; `close` ends its thread.
+
+    Args:
+        layout: this worker's.
+        epoch: of this worker's engine.
+        idle_s: a pull's slots may go to another caller after this long without use; above the longest hold.
+
+    Raises:
+        OperatorError: `host` cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        transport: Transport,
+        layout: KVLayout,
+        epoch: str,
+        *,
+        host: str,
+        secret: bytes,
+        staging_bytes: int,
+        idle_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._transport = transport
+        self._layout = layout
+        self._epoch = epoch
+        slots, self._slot_bytes = slot_sizes(staging_bytes)
+        self._num_slots = min(NUM_SLOTS, slots)
+        self._idle_s = idle_s
+        self._clock = clock
+        self._leases: dict[str, _Lease] = {}
+        self._spare: list[Buffer] = []
+        self._lock = threading.Lock()
+        self._bound = threading.local()
+        self._server = SideChannelServer(host, 0, secret, self._answer, f"stage-{layout.worker}/{epoch}")
+        self._server.start()
+
+    @property
+    def port(self) -> int:
+        """Where peers reach it; 0 when staging is off."""
+        return self._server.port if self._num_slots else 0
+
+    def fenced(self) -> None:
+        """The transport was rotated: nobody can read or write the slots any more, all leases are void."""
+        with self._lock:
+            self._spare += [lease.buffer for lease in self._leases.values()]
+            self._leases.clear()
+
+    def close(self) -> None:
+        """Stop answering. Safe to repeat."""
+        self._server.close()
+
+    def _answer(self, request: Request) -> Reply:
+        if not getattr(self._bound, "done", False):
+            self._device.bind_thread()
+            self._bound.done = True
+        with self._lock:
+            if isinstance(request, StageOpen):
+                return self._open(request)
+            if isinstance(request, Stage):
+                return self._stage(request)
+        raise RemoteProtocolError("a worker answers Stage messages only")
+
+    def _open(self, request: StageOpen) -> Reply:
+        if request.epoch != self._epoch:
+            return Answer(verdict=Verdict.EPOCH, reason=f"this engine lives epoch {self._epoch}")
+        if not self._num_slots:
+            return Answer(verdict=Verdict.REFUSED, reason="staging is off")
+        caller = f"{request.caller}/{request.layout.worker}/{'push' if request.push else 'pull'}"
+        for token, lease in self._leases.items():
+            if lease.caller == caller and lease.layout == request.layout:
+                return self._ready(token, lease)
+        buffer = self._free_buffer()
+        if buffer is None:
+            return Answer(verdict=Verdict.REFUSED, reason=f"{MAX_CALLERS} peers hold staging slots")
+        token = secrets.token_hex(8)
+        lease = _Lease(caller, request.push, request.layout, buffer, self._clock())
+        self._leases[token] = lease
+        return self._ready(token, lease)
+
+    def _ready(self, token: str, lease: _Lease) -> StageReady:
+        base = lease.buffer.range.address
+        slots = tuple(base + i * self._slot_bytes for i in range(self._num_slots))
+        return StageReady(token=token, slots=slots, slot_bytes=self._slot_bytes)
+
+    def _free_buffer(self) -> Buffer | None:
+        if self._spare:
+            return self._spare.pop()
+        if len(self._leases) < MAX_CALLERS:
+            buffer = self._device.allocate(self._num_slots * self._slot_bytes)
+            self._transport.register([buffer.range])
+            return buffer
+        oldest = min((t for t, lease in self._leases.items() if not lease.push), key=self._last_used, default=None)
+        if oldest is None or self._clock() - self._last_used(oldest) <= self._idle_s:
+            return None
+        return self._leases.pop(oldest).buffer
+
+    def _last_used(self, token: str) -> float:
+        return self._leases[token].last_used
+
+    def _stage(self, request: Stage) -> Reply:
+        lease = self._leases.get(request.token)
+        if lease is None or not 0 <= request.slot < self._num_slots:
+            return Answer(verdict=Verdict.GONE, reason="this lease of staging slots has ended")
+        lease.last_used = self._clock()
+        last = lease.sequence.get(request.slot, 0)
+        if request.sequence <= last:
+            repeated = request.sequence == last
+            return Answer(verdict=Verdict.OK if repeated else Verdict.GONE, reason="" if repeated else "late")
+        self._copy(self._pieces(lease, request))
+        lease.sequence[request.slot] = request.sequence
+        return Answer(verdict=Verdict.OK)
+
+    def _pieces(self, lease: _Lease, request: Stage) -> tuple[Tiles, ...]:
+        plan = self._pair(lease, request.choice)
+        if size_of(plan, request.cells) > self._slot_bytes:
+            raise RemoteProtocolError("a staged batch is larger than a slot")
+        slot = lease.buffer.range.address + request.slot * self._slot_bytes
+        move = scatter if lease.push else gather
+        return move(plan, request.cells, request.block_ids, slot)
+
+    def _copy(self, parts: tuple[Tiles, ...]) -> None:
+        deadline = time.monotonic() + COPY_TIMEOUT_S
+        for part in parts:
+            if not self._device.copy(part).wait(deadline):
+                raise RemoteProtocolError(f"a staging copy did not finish within {COPY_TIMEOUT_S:g} s")
+
+    def _pair(self, lease: _Lease, choice: int) -> PairPlan:
+        known = lease.pairs.get(choice)
+        if known is not None:
+            return known
+        source, sink = (lease.layout, self._layout) if lease.push else (self._layout, lease.layout)
+        heads = 1 if source.mla else source.num_kv_heads
+        choices = senders(heads, source.tp_size, sink.tp_size, sink.tp_rank)
+        mine = choices[choice % len(choices)].get(source.tp_rank)
+        if mine is None or len(lease.pairs) >= _CHOICES:
+            raise RemoteProtocolError(
+                f"rank {source.tp_rank} sends nothing to rank {sink.tp_rank} in choice {choice}"
+            )
+        lease.pairs[choice] = pair(source, sink, mine)
+        return lease.pairs[choice]
