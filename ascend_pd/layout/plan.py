@@ -30,7 +30,8 @@ from ascend_pd.layout.geometry import (
 from ascend_pd.layout.pieces import Pieces, join
 from ascend_pd.layout.strand import Ints, Side, Strand, side_of
 
-BlockIds = Sequence[Sequence[int]]
+BlockIds = Sequence[Sequence[int]] | Sequence[Ints]
+"""Per KV cache group; arrays spare the conversion of long lists at every call."""
 SPLITS = {Part.KV: (Part.K, Part.V), Part.LATENT: (Part.LATENT, Part.ROPE)}
 
 

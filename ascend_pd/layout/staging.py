@@ -148,10 +148,11 @@ def _batches(index: int, strand: Strand, regions: Ints, units: Ints, slot_bytes:
         units_at_once, regions_at_once = units.size, max(1, room // units.size)
     else:
         units_at_once, regions_at_once = room, 1
+    parts = [_ranges(units[unit : unit + units_at_once]) for unit in range(0, units.size, units_at_once)]
     for region in range(0, regions.size, regions_at_once):
         some = tuple(regions[region : region + regions_at_once].tolist())
-        for unit in range(0, units.size, units_at_once):
-            yield Cells(strand=index, regions=some, units=_ranges(units[unit : unit + units_at_once]))
+        for part in parts:
+            yield Cells(strand=index, regions=some, units=part)
 
 
 def _ranges(units: Ints) -> tuple[tuple[int, int], ...]:
@@ -309,7 +310,10 @@ def _strand(pair: PairPlan, cells: Cells) -> Strand:
 
 
 def _units(cells: Cells) -> Ints:
-    return np.concatenate([np.arange(first, first + count, dtype=np.int64) for first, count in cells.units])
+    first, count = np.array(cells.units, np.int64).T
+    before = np.cumsum(count) - count
+    units: Ints = np.repeat(first - before, count) + np.arange(int(count.sum()), dtype=np.int64)
+    return units
 
 
 def _end(strand: Strand, cells: Cells) -> int:
