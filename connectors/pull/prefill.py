@@ -37,6 +37,7 @@ class PrefillScheduler:
         self._ref = EngineRef("", "")
         self._address = ("", 0)
         self._transfers: dict[str, str] = {}
+        self._held_since: dict[str, float] = {}
         self._released: set[str] = set()
         self._lock = threading.Lock()
 
@@ -87,8 +88,9 @@ class PrefillScheduler:
                 self._carry_out(self.ledger.cancel(transfer_id, "the prefill was aborted", now))
                 return False, None
             held = self.ledger.hold(transfer_id, request.request_id, now)
-        if not held:
-            return False, None
+            if not held:
+                return False, None
+            self._held_since[transfer_id] = now
         self._stories.record(transfer_id, "held")
         return True, to_dict(self._handoff(transfer_id, request, block_ids))
 
@@ -123,7 +125,10 @@ class PrefillScheduler:
         for action in actions:
             if isinstance(action, FreeBlocks):
                 self._released.add(action.owner)
-                self._stories.record(action.transfer_id, "released", reason=action.reason)
+                held_s = time.monotonic() - self._held_since.pop(action.transfer_id)
+                # From the end of the prefill to every rank vouched for: no decode can start before.
+                timings = {"exposed": held_s * 1e3}
+                self._stories.record(action.transfer_id, "released", reason=action.reason, timings_ms=timings)
             elif isinstance(action, DemandRestart):
                 logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
 

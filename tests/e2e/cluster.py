@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -30,12 +31,14 @@ READY_S = 420.0
 PROGRESS_S = 15.0
 
 
+_candidates = itertools.count(20_000 + (os.getpid() * 7) % 8_000)
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports free at this moment, all different, below the kernel's ephemeral range."""
+    """Ports free at this moment, never given before, below the kernel's ephemeral range."""
     found: list[int] = []
-    port = 20_000 + (os.getpid() * 7) % 8_000
     while len(found) < count:
-        port += 1
+        port = next(_candidates)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.cluster import Cluster, collocated_spec, cpu_spec, running
 
-MODES = ("pull",)
+MODES = ("pull", "layerwise")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

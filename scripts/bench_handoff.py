@@ -1,0 +1,151 @@
+#!/usr/bin/env python
+"""From P's answer to D's first token: our pull against vLLM's NixlConnector, over TCP and by default, and a floor.
+
+    pip install --no-deps -r requirements/bench.lock
+    python scripts/bench_handoff.py [--rounds 12]
+
+All engines run side by side and are asked in turn, prompt by prompt, so that a slow moment of the machine hits all
+alike. Every thread of every engine gets the same cores (Nixl's workers would pin themselves to the last one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import random
+import statistics
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.bench_support.engines import affinities, complete, engine, first_token_s, pin
+from tests.e2e.cluster import Cluster, Role, free_ports, running
+
+LENGTHS = (256, 1024, 1900)
+BYTES_PER_BLOCK = 30 * 196_608
+
+
+@dataclass
+class System:
+    """One way to hand off: a prefill engine (none for the floor), a decode engine, and P's parameters."""
+
+    name: str
+    prefill: Role | None
+    decode: Role
+    params: Callable[[], dict[str, Any]]
+
+    def measure(self, prompt: list[int]) -> float:
+        """Milliseconds from P's answer to D's first token."""
+        params: dict[str, Any] = self.params()
+        if self.prefill is not None:
+            params = complete(self.prefill, prompt, params)["kv_transfer_params"]
+        return first_token_s(self.decode, prompt, params) * 1e3
+
+
+class Engines(Cluster):
+    """The benchmark's roles under one start and stop."""
+
+    def __init__(self, roles: list[Role]) -> None:
+        self.roles = {role.plan.name: role for role in roles}
+
+
+def ours(directory: Path) -> System:
+    ports = free_ports(2)
+    mooncake = {"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535", "MC_TCP_STATUS_TIMEOUT_SEC": "4"}
+    mooncake |= {"MC_TCP_PROGRESS_TIMEOUT_SEC": "4", "MC_TRANSFER_TIMEOUT": "15"}
+    roles = []
+    for port, role in zip(ports, ("kv_producer", "kv_consumer"), strict=True):
+        config = {"kv_connector": "MooncakeConnector", "kv_connector_module_path": "connectors", "kv_role": role}
+        roles.append(engine(f"ours-{role}", directory, {**config, "kv_port": port, "engine_id": role}, mooncake))
+    return System(
+        "ascend-pd, Mooncake TCP",
+        roles[0],
+        roles[1],
+        lambda: {"do_remote_decode": True, "transfer_id": str(uuid.uuid4())},
+    )
+
+
+def nixl(directory: Path, name: str, env: dict[str, str]) -> System:
+    roles = []
+    for port, role in zip(free_ports(2), ("kv_producer", "kv_consumer"), strict=True):
+        config = {"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_device": "cpu"}
+        side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
+        roles.append(engine(f"{name.split()[-1]}-{role}", directory, config, {**side, **env}))
+    request = {"do_remote_decode": True, "do_remote_prefill": False}
+    return System(name, roles[0], roles[1], lambda: dict(request))
+
+
+def floor(directory: Path) -> System:
+    config = {
+        "kv_connector": "FreeCopyConnector",
+        "kv_connector_module_path": "scripts.bench_support.free_copy",
+        "kv_role": "kv_consumer",
+    }
+    return System(FLOOR, None, engine("floor", directory, config), lambda: {"free_copy": True})
+
+
+FLOOR = "copy inside D (floor)"
+
+
+def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[float]]:
+    """Milliseconds per (system, prompt length), one value a round."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for turn in range(-2, rounds):  # two rounds to warm up
+        for length in LENGTHS:
+            prompt = random.Random(turn * 10_000 + length).choices(range(20, 49_000), k=length)
+            for system in systems:
+                value = system.measure(prompt)
+                if turn >= 0:
+                    found.setdefault((system.name, length), []).append(value)
+        print(f"  round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(found: dict[tuple[str, int], list[float]], systems: list[System]) -> str:
+    """Medians in ms, each with our time divided by it in the same rounds (below 1: we are faster)."""
+    head = ["system", *(f"{n} tokens ({-(-n // 128) * BYTES_PER_BLOCK / 1e6:.0f} MB)" for n in LENGTHS)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for system in systems:
+        cells = []
+        for length in LENGTHS:
+            values, reference = found[system.name, length], found[systems[0].name, length]
+            ratio = statistics.median(mine / theirs for mine, theirs in zip(reference, values, strict=True))
+            cells.append(f"{statistics.median(values):.0f} ms, {ratio:.2f}")
+        lines.append("| " + " | ".join([system.name, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    rounds = parser.parse_args().rounds
+    if importlib.util.find_spec("nixl") is None:
+        print("nixl is not there: pip install --no-deps -r requirements/bench.lock", file=sys.stderr)
+        return 1
+    cores = os.sched_getaffinity(0)
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        systems = [
+            ours(directory),
+            nixl(directory, "NixlConnector, UCX_TLS=tcp", {"UCX_TLS": "tcp"}),
+            nixl(directory, "NixlConnector, default", {}),
+            floor(directory),
+        ]
+        roles = [role for system in systems for role in (system.prefill, system.decode) if role]
+        with running(Engines(roles)):
+            pin(roles, cores)
+            found = measure(systems, rounds)
+            print(f"cores of all threads: {' and '.join(sorted(affinities(roles)))}", file=sys.stderr)
+    print(table(found, systems))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
