@@ -9,7 +9,6 @@ from ascend_pd.wire.identity import EngineRef, Fingerprint, mismatches
 from ascend_pd.wire.messages import Answer, Ask, Hello, HelloReply, Reply, Request, Verdict, WorkerInfo
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
-from connectors.sidechannel.link import FaultHook
 from connectors.sidechannel.server import SideChannelServer
 from connectors.stories import StoryBook
 
@@ -37,7 +36,6 @@ class EngineEndpoint:
         fingerprint: Fingerprint,
         handler: Handler,
         tick: Tick,
-        faults: FaultHook | None = None,
     ) -> None:
         self.ref = mint_engine(settings.engine_id)
         self.stories = StoryBook()
@@ -48,9 +46,15 @@ class EngineEndpoint:
         self.endpoints = 0
         config = settings.config
         self.server = SideChannelServer(
-            config.host, settings.side_port, settings.secret, self._answer, str(self.ref), tick=tick, faults=faults
+            config.host,
+            settings.side_port,
+            settings.secret,
+            self._answer,
+            str(self.ref),
+            tick=tick,
+            faults=settings.faults,
         )
-        self.client = SideChannelClient(settings.secret, str(self.ref), faults=faults)
+        self.client = SideChannelClient(settings.secret, str(self.ref), faults=settings.faults)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -14,6 +14,8 @@ from connectors.device.kv_layout import tensors_of
 from connectors.memory import describe_worker
 from connectors.settings import ConnectorSettings
 from connectors.transport import Placement, create
+from connectors.transport.base import Transport
+from connectors.transport.faulty import FaultyTransport
 
 
 class Rank:
@@ -30,7 +32,9 @@ class Rank:
         self._layout: KVLayout | None = None
         self.device = create_device(settings.config.hardware)
         self.device.bind_thread()
-        self.transport = create(settings.config, Placement(settings.role, self.device.index))
+        self.transport: Transport = create(settings.config, Placement(settings.role, self.device.index))
+        if settings.faults is not None:
+            self.transport = FaultyTransport(self.transport, settings.faults)
 
     @property
     def single_group(self) -> bool:

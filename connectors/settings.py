@@ -11,9 +11,13 @@ from ascend_pd.errors import OperatorError
 from ascend_pd.secret import load_secret
 from ascend_pd.wire.connector_config import ConnectorConfig, parse_connector_config
 from ascend_pd.wire.environment import mooncake_environment_problems
+from connectors.handoff.faults import FAULTS_VARIABLE, FaultInjector, parse_faults
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ class ConnectorSettings:
     pp_size: int
     block_size: int
     secret: bytes
+    faults: FaultInjector | None = None
+    """Faults on purpose; None in earnest."""
 
     @property
     def role(self) -> str:
@@ -70,4 +76,13 @@ def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:
         pp_size=parallel.pipeline_parallel_size,
         block_size=vllm_config.cache_config.block_size,
         secret=load_secret(config.secret_file),
+        faults=_faults(),
     )
+
+
+def _faults() -> FaultInjector | None:
+    plan = parse_faults(os.environ.get(FAULTS_VARIABLE, ""))
+    if not plan:
+        return None
+    logger.warning("%s: faults are injected on purpose: %s", FAULTS_VARIABLE, plan)
+    return FaultInjector(plan)

@@ -119,7 +119,7 @@ class LayerwiseWorker:
         settings, rank = self._settings, self.rank
         layout = rank.info.layout
         name = f"{settings.engine_id}/r{layout.worker}"
-        client = SideChannelClient(settings.secret, name)
+        client = SideChannelClient(settings.secret, name, faults=settings.faults)
         rendezvous = RendezvousClient(settings.secret, name)
         self._clients = [client, rendezvous]
         sinks = SinkDirectory(client, self._fingerprint, layout, rank.transport.name, settings.config.peer_tp_size)

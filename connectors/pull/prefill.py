@@ -32,7 +32,10 @@ class PrefillScheduler:
         config = settings.config
         self._settings = settings
         self._stories = stories
-        self._limits = SourceLimits(lease_s=config.lease_seconds, max_hold_s=config.max_hold_seconds)
+        lease_s = config.lease_seconds
+        if settings.faults is not None:
+            lease_s = settings.faults.lease_s(lease_s)
+        self._limits = SourceLimits(lease_s=lease_s, max_hold_s=config.max_hold_seconds)
         self._ledger: SourceLedger | None = None
         self._ref = EngineRef("", "")
         self._address = ("", 0)
@@ -145,5 +148,5 @@ class PrefillScheduler:
             remote_tp_size=self._settings.tp_size,
             num_prompt_tokens=request.num_prompt_tokens,
             prompt_hash=prompt_hash(request.prompt_token_ids or ()),
-            lease_seconds=self._limits.lease_s,
+            lease_seconds=self._settings.config.lease_seconds,
         )

@@ -40,7 +40,9 @@ class PullWorker:
         if not self._settings.is_consumer:
             return
         settings, layout, transport = self._settings, self.rank.info.layout, self.rank.transport
-        self._client = SideChannelClient(settings.secret, f"{settings.engine_id}/r{layout.tp_rank}")
+        self._client = SideChannelClient(
+            settings.secret, f"{settings.engine_id}/r{layout.tp_rank}", faults=settings.faults
+        )
         peers = PeerDirectory(
             self._client, self._fingerprint, layout, transport.name, settings.config.peer_tp_size
         )
