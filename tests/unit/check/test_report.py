@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,3 +94,14 @@ def test_a_cluster_that_cannot_work_is_not_started(capsys: pytest.CaptureFixture
     assert main([*command, MIXED]) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"ascend-pd: error: {MIXED}: hardware-mixed: $.spec.pools[1].hardware: prefill pool")
+
+
+def test_the_check_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from ascend_pd.cli import main
+assert main(["check", {GOOD!r}]) == 0
+sys.exit(" ".join({{"torch", "vllm", "numpy", "transformers", "rich", "psutil"}} & sys.modules.keys()) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
