@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("ascend_pd.cli.check", "say whether a cluster file can work, and what to change"),
     "up": ("ascend_pd.cli.up", "start every role of a cluster file on this machine"),
     "engine": ("ascend_pd.cli.engine", "run or print one engine of a cluster file"),
+    "manifests": ("ascend_pd.cli.manifests", "write Kubernetes YAML for a cluster file"),
     "model": ("ascend_pd.cli.model", "prepare the embedded demo model"),
     "demo": ("ascend_pd.cli.demo", "serve the embedded demo model and ask it one question, end to end"),
 }

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ascend_pd.check.finding import Finding, error, warning
 from ascend_pd.check.subject import Pool, Subject
+from ascend_pd.launch.engine_environment import transport_environment
 from ascend_pd.spec.cluster import Hardware
 
 NAME = "env-conflict"
@@ -49,10 +50,6 @@ RESERVED = frozenset(
 """Set by the launcher from the topology."""
 INVALID_PAIRS = {("1", "1"), ("0", ""), ("", "0")}
 RANGES = {"HCCL_CONNECT_TIMEOUT": (120, 7200), "HCCL_RDMA_TIMEOUT": (5, 20), "HCCL_RDMA_RETRY_CNT": (1, 7)}
-RDMA_TIMEOUT, RDMA_RETRIES = 20, 7
-"""CANN's defaults."""
-LAUNCHER_TRANSFER_MS = 35_000
-"""What the launcher sets where the file does not: above the RDMA timers at CANN's defaults."""
 
 
 def check(subject: Subject) -> Iterator[Finding]:
@@ -115,14 +112,14 @@ def _npu(subject: Subject, pool: Pool) -> Iterator[Finding]:
 
 def _transfer_timeout(subject: Subject, pool: Pool) -> Iterator[Finding]:
     names = ("ASCEND_TRANSFER_TIMEOUT", "HCCL_RDMA_TIMEOUT", "HCCL_RDMA_RETRY_CNT")
-    given = [pool.env.get(name, "") for name in names]
-    if not any(given) or any(value and not value.isdigit() for value in given):
+    effective = {**transport_environment(subject.spec.connector), **pool.env}
+    values = [effective.get(name, "") for name in names]
+    if not all(value.isdigit() for value in values):
         return
-    transfer_ms = int(given[0] or LAUNCHER_TRANSFER_MS)
-    exponent, retries = min(int(given[1] or RDMA_TIMEOUT), 31), int(given[2] or RDMA_RETRIES)
+    transfer_ms, exponent, retries = int(values[0]), min(int(values[1]), 31), int(values[2])
     rdma_ms = 4.096e-3 * 2**exponent * retries
     if transfer_ms <= rdma_ms:
-        variable = next(name for name, value in zip(names, given, strict=True) if value)
+        variable = next((name for name in names if name in pool.env), names[0])
         message = (
             f"ASCEND_TRANSFER_TIMEOUT {transfer_ms} ms is not above the RDMA timers: "
             f"4.096 µs · 2^{exponent} · {retries} = {rdma_ms:.0f} ms"

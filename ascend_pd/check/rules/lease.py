@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from ascend_pd.check.finding import Finding, error
 from ascend_pd.check.subject import Pool, Subject
+from ascend_pd.wire.environment import mooncake_environment, mooncake_environment_problems
 
 NAME = "lease"
 SEVERITY = "error"
@@ -31,8 +32,6 @@ MC_TCP_STATUS_TIMEOUT_SEC 与 MC_TCP_PROGRESS_TIMEOUT_SEC 小于 MC_TRANSFER_TIM
 LONGEST_S = 600
 BYTES_PER_SECOND = {"tcp": 0.5e9, "rdma": 5e9, "ascend": 5e9, "device_sdma": 5e9, "device_rdma": 5e9}
 """Per decode rank, deliberately low: TCP as measured on one connection, the rest a fifth of a 200 Gbit/s port."""
-TIMERS_S = {"MC_TCP_STATUS_TIMEOUT_SEC": 4, "MC_TCP_PROGRESS_TIMEOUT_SEC": 4, "MC_TRANSFER_TIMEOUT": 15}
-"""What the launcher sets where the file does not."""
 AT = "$.spec.connector"
 
 
@@ -77,25 +76,21 @@ def _estimates(subject: Subject) -> Iterator[Finding]:
 
 
 def _timers(subject: Subject) -> Iterator[Finding]:
+    """The transport's own, by the function that a connector asks at its start."""
     connector = subject.spec.connector
-    if connector.transport != "mooncake" or connector.protocol not in ("tcp", "rdma"):
+    if connector.transport != "mooncake" or connector.protocol != "tcp":
         return
     told = set()
     for pool in subject.pools:
-        values = {name: pool.env.get(name, str(default)) for name, default in TIMERS_S.items()}
-        if any(not value.isdigit() for value in values.values()):
-            continue
-        whole = int(values["MC_TRANSFER_TIMEOUT"])
-        for name in ("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"):
-            message = (
-                f"{name}={values[name]} is not below MC_TRANSFER_TIMEOUT={whole}: bytes may land after an error"
-            )
-            if int(values[name]) >= whole and message not in told:
-                told.add(message)
-                yield error(NAME, f"{pool.path}.env", message, f"set {name} well below {whole}")
+        effective = {**mooncake_environment(connector.protocol), **pool.env}
+        problems = mooncake_environment_problems(effective)
+        for problem in problems:
+            if problem not in told:
+                told.add(problem)
+                yield error(NAME, f"{pool.path}.env", problem, "remove it: the launcher sets timers in order")
+        whole = effective["MC_TRANSFER_TIMEOUT"]
         message = f"MC_TRANSFER_TIMEOUT={whole} is not below transferSeconds {connector.transfer_seconds:g}"
-        if whole >= connector.transfer_seconds and message not in told:
+        if not problems and int(whole) >= connector.transfer_seconds and message not in told:
             told.add(message)
-            yield error(
-                NAME, f"{AT}.transferSeconds", message, f"at least {whole + 1}, or lower MC_TRANSFER_TIMEOUT"
-            )
+            fix = f"at least {int(whole) + 1}, or lower MC_TRANSFER_TIMEOUT"
+            yield error(NAME, f"{AT}.transferSeconds", message, fix)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
-
-import yaml
 
 from ascend_pd.spec.cluster import PDCluster
 from ascend_pd.spec.parse import parse_spec
@@ -29,7 +28,8 @@ def cluster_data(*pools: Data, **spec: Any) -> Data:
 
 
 def text_of(data: Data) -> str:
-    return yaml.safe_dump(data, sort_keys=False)
+    """JSON is YAML, and has no anchors for what appears twice."""
+    return json.dumps(data, indent=1)
 
 
 def cluster(*pools: Data, **spec: Any) -> PDCluster:
