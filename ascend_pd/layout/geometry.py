@@ -91,6 +91,9 @@ def geometry(layout: KVLayout, num_layers: int) -> Geometry:
 def judge(source: Geometry, sink: Geometry, mode: Mode = "pull") -> list[Refusal]:
     """Everything that speaks against moving `source`'s (prefill) cache into `sink`'s (decode); empty when nothing
     does."""
+    senseless = [*_senseless("prefill", source), *_senseless("decode", sink)]
+    if senseless:
+        return senseless
     found = _judge_parallel(source, sink, mode)
     found += _judge_model(source, sink)
     if len(source.groups) != len(sink.groups):
@@ -99,6 +102,20 @@ def judge(source: Geometry, sink: Geometry, mode: Mode = "pull") -> list[Refusal
     packed = source.packed or sink.packed
     for index, (ours, theirs) in enumerate(zip(source.groups, sink.groups, strict=True)):
         found += _judge_group(index, ours, theirs, packed)
+    return found
+
+
+def _senseless(side: str, engine: Geometry) -> list[Refusal]:
+    sizes = {"tensor parallel size": engine.tp_size, "pipeline parallel size": engine.pp_size}
+    sizes |= {"number of KV heads": engine.kv_heads, "number of layers": engine.num_layers}
+    found = [
+        Refusal(Reason.LAYOUT_INVALID, f"{side}: {what} is {size}") for what, size in sizes.items() if size < 1
+    ]
+    for group in engine.groups:
+        tokens, kernel_blocks = group.block_size, group.kernel_blocks_per_block
+        if tokens < 1 or kernel_blocks < 1 or tokens % kernel_blocks:
+            message = f"{side}: {kernel_blocks} kernel blocks in a block of {tokens} tokens"
+            found.append(Refusal(Reason.LAYOUT_INVALID, message))
     return found
 
 
@@ -143,12 +160,6 @@ def _judge_group(index: int, source: Group, sink: Group, packed: str) -> list[Re
             f"group {index}: sliding window {source.sliding_window} on prefill, {sink.sliding_window} on decode"
         )
         return [Refusal(Reason.GROUPS_DIFFER, message)]
-    for side, group in (("prefill", source), ("decode", sink)):
-        if group.block_size <= 0 or group.block_size % max(group.kernel_blocks_per_block, 1):
-            message = (
-                f"{side}: {group.kernel_blocks_per_block} kernel blocks in a block of {group.block_size} tokens"
-            )
-            return [Refusal(Reason.LAYOUT_INVALID, message)]
     ours, theirs = kernel_block_size(source), kernel_block_size(sink)
     if ours != theirs and packed:
         message = f"a block packed for {packed} moves whole: prefill has {ours} tokens per block, decode {theirs}"

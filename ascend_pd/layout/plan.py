@@ -4,11 +4,12 @@ Block ids are lists per KV cache group, in token order from the prompt's first t
 are positions in the prompt: `[first_token, end_token)`; `first_token` is what the sink already has (its prefix
 hit). The end is rounded up to whole units (see `strand`): one larger copy is cheaper than several exact ones, and
 what lies beyond the prompt is nobody's yet. Packed blocks round the start down too. So a range must be the last
-one of its transfer or end on a block boundary: `ready_range` gives such ranges while a prefill is still running.
+one of its transfer or end between two units: `ready_range` gives such ranges while a prefill is still running.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,15 +41,15 @@ def salt_of(transfer_id: str) -> int:
     return zlib.crc32(transfer_id.encode())
 
 
-def ready_range(sent_tokens: int, computed_tokens: int, prompt_tokens: int, block_size: int) -> tuple[int, int]:
-    """What may be pushed now: `[first, end)` with `end` on a block boundary unless the prompt is complete.
+def ready_range(sent_tokens: int, computed_tokens: int, prompt_tokens: int, unit_tokens: int) -> tuple[int, int]:
+    """What may be pushed now: `[first, end)` with `end` between two units unless the prompt is complete.
 
     Args:
-        block_size: the larger of both sides' scheduler block sizes.
+        unit_tokens: `TransferPlan.unit_tokens`.
     """
     if computed_tokens >= prompt_tokens:
         return sent_tokens, prompt_tokens
-    return sent_tokens, max(sent_tokens, computed_tokens // block_size * block_size)
+    return sent_tokens, max(sent_tokens, computed_tokens // unit_tokens * unit_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class TransferPlan:
 
     choices: tuple[Mapping[int, PairPlan], ...]
     unit_tokens: int
-    """Largest scheduler block of both sides: the granularity for `ready_range`."""
+    """Where ranges may end inside a prompt, for `ready_range`: a multiple of every KV cache group's unit."""
 
     def peers(self, salt: int = 0) -> tuple[int, ...]:
         """The peer workers that take part in a transfer."""
@@ -167,6 +168,8 @@ def pull_plan(sources: Sequence[KVLayout], sink: KVLayout) -> TransferPlan:
     if not sources:
         raise PairingError("prefill has announced no workers yet", Reason.WORKERS_INCOMPLETE)
     by_rank = _by_pipeline_and_rank(sources)
+    for layout in (*sources, sink):
+        _refuse_invalid(layout)
     layers = {region.layer for source in sources for region in source.regions}
     own_layers = {region.layer for region in sink.regions}
     _refuse(judge(geometry(sources[0], len(layers)), geometry(sink, len(own_layers)), "pull"))
@@ -182,7 +185,7 @@ def pull_plan(sources: Sequence[KVLayout], sink: KVLayout) -> TransferPlan:
                     compiled[key] = pair(source, sink, heads)
                 pairs[source.worker] = compiled[key]
         choices.append(pairs)
-    return TransferPlan(tuple(choices), _granularity(sources[0], sink))
+    return TransferPlan(tuple(choices), _unit_tokens(sources[0], sink))
 
 
 def push_plan(source: KVLayout, sinks: Sequence[KVLayout]) -> TransferPlan:
@@ -195,6 +198,8 @@ def push_plan(source: KVLayout, sinks: Sequence[KVLayout]) -> TransferPlan:
     if not sinks:
         raise PairingError("decode has announced no workers yet", Reason.WORKERS_INCOMPLETE)
     _by_pipeline_and_rank(sinks)
+    for layout in (source, *sinks):
+        _refuse_invalid(layout)
     layers = {region.layer for region in source.regions}
     own_layers = {region.layer for sink in sinks for region in sink.regions}
     _refuse(judge(geometry(source, len(layers)), geometry(sinks[0], len(own_layers)), "layerwise"))
@@ -215,7 +220,7 @@ def push_plan(source: KVLayout, sinks: Sequence[KVLayout]) -> TransferPlan:
                 compiled[key] = pair(source, sink, heads)
             pairs[sink.worker] = compiled[key]
         choices.append(pairs)
-    return TransferPlan(tuple(choices), _granularity(source, sinks[0]))
+    return TransferPlan(tuple(choices), _unit_tokens(source, sinks[0]))
 
 
 def pair(source: KVLayout, sink: KVLayout, heads: tuple[int, ...]) -> PairPlan:
@@ -315,13 +320,31 @@ def _kv_heads(layout: KVLayout) -> int:
     return 1 if layout.mla else layout.num_kv_heads
 
 
-def _granularity(source: KVLayout, sink: KVLayout) -> int:
-    return max(group.block_size for group in (*source.all_groups, *sink.all_groups))
+def _unit_tokens(source: KVLayout, sink: KVLayout) -> int:
+    groups = zip(source.all_groups, sink.all_groups, strict=True)
+    return math.lcm(*(min(kernel_block_size(ours), kernel_block_size(theirs)) for ours, theirs in groups))
 
 
 def _refuse(refusals: list[Refusal]) -> None:
     if refusals:
         raise PairingError("; ".join(map(str, refusals)), refusals[0].reason)
+
+
+def _refuse_invalid(layout: KVLayout) -> None:
+    """What a worker says of itself must at least not contradict itself: it may come from anywhere."""
+    groups = len(layout.all_groups)
+    keys = [(region.layer, region.part) for region in layout.regions]
+    wrong = [
+        ("no cache", not layout.regions),
+        ("a part of a layer twice", len(set(keys)) != len(keys)),
+        ("a region of no group", any(not 0 <= region.group < groups for region in layout.regions)),
+        ("a region of no bytes", any(region.token_bytes <= 0 for region in layout.regions)),
+        ("a rank outside its engine", not 0 <= layout.tp_rank < layout.tp_size),
+        ("a stage outside its engine", not 0 <= layout.pp_rank < layout.pp_size),
+    ]
+    for what, found in wrong:
+        if found:
+            raise PairingError(f"the layout of worker {layout.worker} has {what}", Reason.LAYOUT_INVALID)
 
 
 def _refuse_layers(missing: set[int], side: str) -> None:

@@ -61,6 +61,14 @@ def test_each_impossible_pair_is_refused_with_its_own_reason_alone(reason: Reaso
     assert [refusal.reason for refusal in judge(shape(**source), shape(**sink))] == [reason]
 
 
+@pytest.mark.parametrize(
+    "changes", [{"tp_size": 0}, {"pp_size": 0}, {"num_kv_heads": 0}, {"num_layers": 0}], ids=str
+)
+def test_numbers_without_sense_are_refused_before_they_are_divided_by(changes: dict[str, Any]) -> None:
+    for pair in ((shape(**changes), shape()), (shape(), shape(**changes))):
+        assert [refusal.reason for refusal in judge(*pair)] == [Reason.LAYOUT_INVALID]
+
+
 def test_every_reason_is_tested() -> None:
     from_layouts_only = {Reason.WORKERS_INCOMPLETE}
     assert set(REFUSED) | from_layouts_only | {Reason.PIPELINE_LAYERWISE} == set(Reason)
@@ -159,6 +167,38 @@ def test_a_handshake_without_all_workers_is_refused() -> None:
 def test_a_rank_that_stores_other_heads_than_its_place_says_is_refused() -> None:
     source = [msgspec.structs.replace(layout, heads=(1,)) for layout in layouts(4)]
     assert refused(source, layouts(1)[0]) == Reason.LAYOUT_INVALID
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_kv_heads": 0},
+        {"tp_size": 0},
+        {"tp_rank": 9},
+        {"pp_rank": 1},
+        {"pp_size": 0},
+        {"regions": ()},
+        {"block_size": 0},
+        {"kernel_blocks_per_block": 0},
+    ],
+    ids=str,
+)
+def test_a_layout_that_makes_no_sense_is_refused_whatever_it_says(changes: dict[str, Any]) -> None:
+    good = layouts(1)[0]
+    bad = msgspec.structs.replace(good, **changes)
+    for source, sink in ((bad, good), (good, bad)):
+        for attempt in (lambda s=source, d=sink: pull_plan([s], d), lambda s=source, d=sink: push_plan(s, [d])):
+            with pytest.raises(PairingError) as error:
+                attempt()
+            assert error.value.reason in {Reason.LAYOUT_INVALID, Reason.WORKERS_INCOMPLETE}
+
+
+@pytest.mark.parametrize("changes", [{"group": 3}, {"token_bytes": 0}, {"layer": 1}], ids=str)
+def test_regions_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    good = layouts(1)[0]
+    regions = (msgspec.structs.replace(good.regions[0], **changes), *good.regions[1:])
+    bad = msgspec.structs.replace(good, regions=regions)
+    assert refused([bad], good) == Reason.LAYOUT_INVALID
 
 
 def test_layers_that_no_source_has_are_refused() -> None:

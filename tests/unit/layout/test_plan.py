@@ -40,10 +40,10 @@ def push_all(
 def test_every_tp_pair_moves_every_head_once_or_is_refused(kind: str, heads: int) -> None:
     heads = 1 if kind.startswith("mla") else heads
     content = content_of(1, heads, 6, heads)
-    for source_tp, sink_tp in itertools.product(TP_SIZES, TP_SIZES):
-        sources = engine(kind, source_tp, heads, num_layers=1, num_blocks=4)
-        sinks = engine(kind, sink_tp, heads, num_layers=1, num_blocks=4)
-        ids = [2, 1], [1, 3]
+    for source_tp, sink_tp, sizes in itertools.product(TP_SIZES, TP_SIZES, ((4, 4), (4, 2), (2, 4))):
+        sources = engine(kind, source_tp, heads, num_layers=1, num_blocks=4, block_size=sizes[0])
+        sinks = engine(kind, sink_tp, heads, num_layers=1, num_blocks=4, block_size=sizes[1])
+        ids = [2, 1, 3][: -(-6 // sizes[0])], [1, 3, 2][: -(-6 // sizes[1])]
         if source_tp % sink_tp or not shards(heads, source_tp) or not shards(heads, sink_tp):
             expected = Reason.TP_NOT_MULTIPLE if source_tp % sink_tp else Reason.KV_HEADS_NOT_DIVISIBLE
             with pytest.raises(PairingError) as refused:
@@ -55,7 +55,7 @@ def test_every_tp_pair_moves_every_head_once_or_is_refused(kind: str, heads: int
             continue
         fill(sources, ids[0], content)
         move = pull_all if (source_tp + sink_tp) % 3 else push_all
-        move(sources, sinks, ids, (0, 6), salt=source_tp + 1)
+        move(sources, sinks, ids, (0, 6), salt=source_tp + sizes[0])
         expect(sinks, ids[1], content, 0, 6)
 
 
@@ -80,11 +80,11 @@ def test_pushing_chunk_by_chunk_and_layer_by_layer_equals_one_transfer(transfer:
     first, end = transfer["tokens"]
     content = content_of(2, transfer["heads"], end, end)
     fill(sources, transfer["ids"][0], content)
-    granularity = max(transfer["source"]["block_size"], transfer["sink"]["block_size"])
+    unit = push_plan(sources[0].layout, [worker.layout for worker in sinks]).unit_tokens
     sent = computed = first
     for chunk in [*chunks, end]:
         computed = min(end, computed + chunk)
-        start, stop = ready_range(sent, computed, end, granularity)
+        start, stop = ready_range(sent, computed, end, unit)
         for layer in (0, 1):
             push_all(sources, sinks, transfer["ids"], (start, stop), transfer["salt"], layers=[layer])
         sent = stop
@@ -205,6 +205,34 @@ def test_push_and_pull_agree_on_who_sends() -> None:
 
 def test_the_salt_depends_on_the_transfer_alone() -> None:
     assert salt_of("a") == salt_of("a") != salt_of("b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "packed", "reason"),
+    [(kind, "", Reason.BLOCK_SIZE_NOT_DIVISIBLE) for kind in KINDS]
+    + [("joined_head_major", "vec", Reason.BLOCK_SIZE_PACKED)],
+)
+def test_block_sizes_that_do_not_fit_are_refused(kind: str, packed: str, reason: Reason) -> None:
+    for source_tp, sink_tp in ((1, 1), (4, 2), (8, 8)):
+        source = [w.layout for w in engine(kind, source_tp, 8, packed=packed, block_size=8 if packed else 6)]
+        sinks = [w.layout for w in engine(kind, sink_tp, 8, packed=packed, block_size=4)]
+        for attempt in (
+            lambda s=source, d=sinks: pull_plan(s, d[0]),
+            lambda s=source, d=sinks: push_plan(s[0], d),
+        ):
+            with pytest.raises(PairingError) as refused:
+                attempt()
+            assert refused.value.reason == reason
+
+
+def test_ranges_end_where_every_group_has_a_unit() -> None:
+    def grouped(sizes: tuple[int, int]) -> KVLayout:
+        layout = engine("joined_head_major", 1, 2)[0].layout
+        regions = tuple(msgspec.structs.replace(r, group=r.layer) for r in layout.regions)
+        groups = tuple(Group(block_size=size) for size in sizes)
+        return msgspec.structs.replace(layout, regions=regions, groups=groups)
+
+    assert pull_plan([grouped((4, 6))], grouped((8, 6))).unit_tokens == 12
 
 
 def test_nothing_to_move_is_no_pieces() -> None:
