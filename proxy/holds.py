@@ -19,7 +19,7 @@ from proxy.sidechannel import SideChannel
 _log = logging.getLogger("proxy.holds")
 MAX_BACKGROUND = 4096
 ANSWER_S = 2.0
-REASON_S = 0.5
+REASON_S = 1.0
 
 
 class Keeper:
