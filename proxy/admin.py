@@ -28,6 +28,7 @@ class InstanceChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     url: str
     side: str = ""
     dp_rank: int | None = None
+    dialect: str = ""
 
     def settings(self) -> InstanceSettings:
         """As settings.
@@ -35,7 +36,7 @@ class InstanceChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             OperatorError: not an instance.
         """
-        instance = InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank)
+        instance = InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank, dialect=self.dialect)
         check_instance(instance)
         return instance
 
@@ -64,7 +65,7 @@ async def _change(request: Request) -> InstanceChange:
 
 
 def _known(fleet: Fleet, change: InstanceChange) -> Instance:
-    found = fleet.find(change.role, Instance(change.settings(), change.role).key)
+    found = fleet.find(change.role, Instance(change.settings(), change.role, "").key)
     if found is None:
         raise HTTPException(404, f"no {change.role} instance {change.url}")
     return found
@@ -123,6 +124,7 @@ def view(instance: Instance, now: float) -> dict[str, Any]:
         "url": instance.settings.url,
         "dp_rank": instance.settings.dp_rank,
         "side": instance.settings.side,
+        "dialect": instance.dialect,
         "available": instance.available(now),
         "healthy": instance.healthy,
         "draining": instance.draining,

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 import ascend_pd
 from proxy.auth import bearer
-from proxy.endpoint import serve
+from proxy.endpoint import read_body, serve
 from proxy.errors import LegFailed, ProxyError, error_body
 from proxy.load import load_secrets
 from proxy.openapi import document
@@ -21,6 +22,7 @@ from proxy.request import CHAT, COMPLETIONS, WHOLE_PATHS
 from proxy.services import Secrets, Services, make_services
 from proxy.settings import Role, Settings
 
+MAX_CALLBACK_BYTES = 4 << 20
 TOKEN_PATHS = frozenset((CHAT, COMPLETIONS, *WHOLE_PATHS))
 
 
@@ -135,6 +137,19 @@ def _add_engine_routes(app: ProxyApp) -> None:
         return await pass_to_any(
             app.services, "/detokenize", body, request, (Role.UNION, Role.DECODE, Role.PREFILL)
         )
+
+    @app.post("/v1/metaserver/{token}", include_in_schema=False)
+    async def called_back(token: str, request: Request) -> JSONResponse:
+        """A waiting D of vllm-ascend's layer-wise connector says where its blocks are."""
+        raw = await read_body(request.receive, MAX_CALLBACK_BYTES, b"")
+        try:
+            message = msgspec.json.decode(raw, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ProxyError(f"no reservation: {error}", 400) from error
+        done = await app.services.callbacks.arrive(token, message)
+        if done is None:
+            raise ProxyError("nobody waits for this call", 404)
+        return JSONResponse({"status": "ok" if done else "failed"}, 200 if done else 502)
 
     @app.post("/v1/{path:path}", include_in_schema=False)
     async def others(path: str, request: Request) -> Response:

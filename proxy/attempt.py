@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.callbacks import Callback
 from proxy.dialects import Hold
 from proxy.fleet import Load
 from proxy.holds import Holds, Keeper
@@ -12,7 +13,18 @@ from proxy.upstream import Answer
 class Attempt:
     """`close` is called at the end of every attempt, however it ended."""
 
-    __slots__ = ("_holds", "answers", "delivered", "hold", "keeper", "loads", "transfer_id", "transferring")
+    __slots__ = (
+        "_holds",
+        "answers",
+        "callback",
+        "delivered",
+        "hold",
+        "keeper",
+        "loads",
+        "metaserver",
+        "transfer_id",
+        "transferring",
+    )
 
     def __init__(self, transfer_id: str, holds: Holds) -> None:
         self.transfer_id = transfer_id
@@ -20,6 +32,9 @@ class Attempt:
         self.answers: list[Answer] = []
         self.hold: Hold | None = None
         self.keeper: Keeper | None = None
+        self.callback: Callback | None = None
+        self.metaserver = ""
+        """Where D's reservation is to be withdrawn when this fails."""
         self.transferring = False
         """A leg of a P/D transfer has been sent."""
         self.delivered = False
@@ -55,5 +70,6 @@ class Attempt:
             epoch = self.hold.epoch if self.hold is not None else ""
             self._holds.release(self.side(Role.PREFILL), self.transfer_id, reason, epoch)
             self._holds.release(self.side(Role.DECODE), self.transfer_id, reason)
+            self._holds.withdraw(self.metaserver, self.transfer_id, reason)
         for load in self.loads.values():
             load.close()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Coroutine
+from typing import Any
 
+from ascend_pd.errors import LocalProtocolError, RemoteProtocolError
 from ascend_pd.wire.identity import transfer_id_from
 from proxy.attempt import Attempt
 from proxy.dialects import Order
+from proxy.dialects.ascend_layerwise import checked_reservation
 from proxy.downstream import AsgiDownstream, Downstream
 from proxy.errors import LegFailed, Refused
 from proxy.fleet import Instance, Load, NoInstance
@@ -20,12 +24,15 @@ from proxy.flow import (
     PassThrough,
     Relay,
     RelayBoth,
+    RelayCalledBack,
     Select,
     Step,
+    called_back_flow,
     layerwise_flow,
     pull_flow,
     whole_flow,
 )
+from proxy.legs import prefill_body
 from proxy.policy import BLOCK_TOKENS, Work
 from proxy.record import Record
 from proxy.relay import EngineError
@@ -55,6 +62,7 @@ class Exchange:
         self._record = record
         self._avoid: set[str] = set()
         self._whole: Role | None = None
+        self._dialect = services.dialects[services.settings.dialect or services.settings.mode]
         self._session = session
         wanted = services.fleet.wants_prefix()
         self._prefix = prefix_hashes(request.body, BLOCK_TOKENS) if wanted else ()
@@ -124,7 +132,7 @@ class Exchange:
         self._record.transfer_id = attempt.transfer_id
         if isinstance(self._down, AsgiDownstream):
             self._down.extra = [(b"x-ascend-pd-transfer-id", attempt.transfer_id.encode())]
-        flow = self._flow(attempt.transfer_id)
+        flow = self._flow(attempt)
         reason = "the client left"
         try:
             step: Step = next(flow)
@@ -141,17 +149,26 @@ class Exchange:
             raise
         finally:
             flow.close()
+            if attempt.callback is not None:
+                self._services.callbacks.end(attempt.callback)
             self._record.prefill_side = attempt.side(Role.PREFILL) if attempt.transferring else ""
             self._record.decode_side = attempt.side(Role.DECODE) if attempt.transferring else ""
             attempt.close(reason)
 
-    def _flow(self, transfer_id: str) -> Flow:
+    def _flow(self, attempt: Attempt) -> Flow:
         services = self._services
+        transfer_id = attempt.transfer_id
         if self._whole is not None:
             return whole_flow(self._request, self._whole)
-        if services.dialect.order is Order.DECODE_FIRST:
-            return layerwise_flow(self._request, services.dialect, transfer_id, services.settings.metaserver)
-        return pull_flow(self._request, services.dialect, transfer_id)
+        self._dialect = services.dialects[services.fleet.choose_dialect(self._avoid)]
+        if self._dialect.order is Order.CALLED_BACK:
+            callback = attempt.callback = services.callbacks.expect()
+            url = f"{services.settings.metaserver.rstrip('/')}/v1/metaserver/{callback.token}"
+            return called_back_flow(self._request, self._dialect, transfer_id, url)
+        if self._dialect.order is Order.DECODE_FIRST:
+            attempt.metaserver = services.settings.metaserver
+            return layerwise_flow(self._request, self._dialect, transfer_id, services.settings.metaserver)
+        return pull_flow(self._request, self._dialect, transfer_id)
 
     async def _perform(self, step: Step, attempt: Attempt) -> CallOutcome | None:
         match step:
@@ -167,7 +184,10 @@ class Exchange:
                 await self._relay(role, body, attempt)
             case RelayBoth(decode, prefill):
                 await self._relay_both(decode, prefill, attempt)
+            case RelayCalledBack(decode):
+                await self._relay_called_back(decode, attempt)
             case PassThrough(outcome):
+                attempt.transferring = False
                 await self._down.whole(outcome.status, outcome.body, outcome.content_type)
         return None
 
@@ -179,12 +199,14 @@ class Exchange:
         fleet = self._services.fleet
         chosen = {r: load.instance for r, load in attempt.loads.items()}
         if role is Role.PREFILL:
-            load = fleet.select_prefiller(self._work(0), self._avoid, chosen.get(Role.DECODE))
+            load = fleet.select_prefiller(self._work(0), self._avoid, chosen.get(Role.DECODE), self._dialect.name)
             self._record.prefill = load.instance.key
             return load
         work = self._work(request.output_tokens)
         if role is Role.DECODE:
-            load = fleet.select_decoder(work, self._avoid, chosen.get(Role.PREFILL))
+            load = fleet.select_decoder(
+                work, self._avoid, chosen.get(Role.PREFILL), self._dialect.name if self._whole is None else ""
+            )
         else:
             load = fleet.select_union(work, self._avoid)
         self._record.decode = load.instance.key
@@ -241,8 +263,31 @@ class Exchange:
             self._blame(instance, error)
             raise
 
+    async def _relay_called_back(self, decode: bytes, attempt: Attempt) -> None:
+        await self._relay_beside(self._prefill_when_called(attempt), decode, attempt)
+
+    async def _prefill_when_called(self, attempt: Attempt) -> CallOutcome | None:
+        callback = attempt.callback
+        if callback is None:
+            raise LocalProtocolError("nobody was to call back")
+        try:
+            params = checked_reservation(await callback.message)
+        except RemoteProtocolError as error:
+            raise LegFailed(f"decode: {error}", kind="bad_handoff") from error
+        attempt.loads[Role.PREFILL] = self._select(Role.PREFILL, attempt)
+        body = prefill_body(self._request, params, self._dialect.prefill_fields)
+        outcome = await self._prefill_for_push(body, attempt)
+        callback.outcome.set_result(outcome is None)
+        return outcome
+
     async def _relay_both(self, decode: bytes, prefill: bytes, attempt: Attempt) -> None:
-        computing = asyncio.create_task(self._prefill_for_push(prefill, attempt))
+        await self._relay_beside(self._prefill_for_push(prefill, attempt), decode, attempt)
+
+    async def _relay_beside(
+        self, prefilling: Coroutine[Any, Any, CallOutcome | None], decode: bytes, attempt: Attempt
+    ) -> None:
+        """Relay D's answer while P's leg runs; a failure of either ends both."""
+        computing = asyncio.create_task(prefilling)
         relaying = asyncio.create_task(self._relay(Role.DECODE, decode, attempt))
         try:
             await asyncio.wait([computing, relaying], return_when=asyncio.FIRST_COMPLETED)

@@ -18,10 +18,22 @@ RETRY_AFTER_S = 5
 class Instance:
     """One endpoint and its load. Mutable; owned by the event loop."""
 
-    __slots__ = ("breaker", "draining", "healthy", "identity", "key", "requests", "role", "settings", "tokens")
+    __slots__ = (
+        "breaker",
+        "dialect",
+        "draining",
+        "healthy",
+        "identity",
+        "key",
+        "requests",
+        "role",
+        "settings",
+        "tokens",
+    )
 
-    def __init__(self, settings: InstanceSettings, role: Role) -> None:
+    def __init__(self, settings: InstanceSettings, role: Role, dialect: str) -> None:
         self.settings = settings
+        self.dialect = settings.dialect or dialect
         self.role = role
         self.key = settings.url if settings.dp_rank is None else f"{settings.url}#{settings.dp_rank}"
         self.tokens = 0
@@ -78,10 +90,11 @@ class Fleet:
     """All instances by role, and a policy for each role."""
 
     def __init__(self, settings: Settings) -> None:
+        self._dialect = settings.dialect or settings.mode
         self._instances: dict[Role, list[Instance]] = {
-            Role.PREFILL: [Instance(i, Role.PREFILL) for i in settings.prefill],
-            Role.DECODE: [Instance(i, Role.DECODE) for i in settings.decode],
-            Role.UNION: [Instance(i, Role.UNION) for i in settings.union],
+            Role.PREFILL: [Instance(i, Role.PREFILL, self._dialect) for i in settings.prefill],
+            Role.DECODE: [Instance(i, Role.DECODE, self._dialect) for i in settings.decode],
+            Role.UNION: [Instance(i, Role.UNION, self._dialect) for i in settings.union],
         }
         self._policies: dict[Role, Policy] = {
             Role.PREFILL: POLICIES[settings.policy.prefill](),
@@ -98,7 +111,7 @@ class Fleet:
 
     def add(self, settings: InstanceSettings, role: Role) -> Instance:
         """A new instance, or the one that is there already, drained no longer."""
-        instance = Instance(settings, role)
+        instance = Instance(settings, role, self._dialect)
         for known in self._instances[role]:
             if known.key == instance.key:
                 known.draining = False
@@ -119,7 +132,7 @@ class Fleet:
         wanted = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.UNION: settings.union}
         done: dict[str, list[str]] = {"added": [], "removed": []}
         for role, members in wanted.items():
-            fresh = [Instance(member, role) for member in members]
+            fresh = [Instance(member, role, self._dialect) for member in members]
             for instance in fresh:
                 if self.find(role, instance.key) is None:
                     done["added"].append(instance.key)
@@ -145,7 +158,24 @@ class Fleet:
         able = {role: any(i.available() for i in members) for role, members in self._instances.items()}
         return able[Role.UNION] or (able[Role.PREFILL] and able[Role.DECODE])
 
-    def select_prefiller(self, work: Work, avoid: Collection[str] = (), decode: Instance | None = None) -> Load:
+    def choose_dialect(self, avoid: Collection[str] = ()) -> str:
+        """The dialect whose instances can take work and have the least of it; nearly always the only one."""
+        if len({i.dialect for i in self._instances[Role.PREFILL]}) < 2:
+            return self._instances[Role.PREFILL][0].dialect if self._instances[Role.PREFILL] else self._dialect
+        now = time.monotonic()
+        loads: dict[str, list[int]] = {}
+        able: dict[Role, set[str]] = {}
+        for role in (Role.PREFILL, Role.DECODE):
+            members = [i for i in self._instances[role] if i.available(now) and i.key not in avoid]
+            able[role] = {i.dialect for i in members}
+            for instance in members:
+                loads.setdefault(instance.dialect, []).append(instance.tokens)
+        complete = able[Role.PREFILL] & able[Role.DECODE]
+        return min(sorted(complete), key=lambda d: sum(loads[d]) / len(loads[d]), default=self._dialect)
+
+    def select_prefiller(
+        self, work: Work, avoid: Collection[str] = (), decode: Instance | None = None, dialect: str = ""
+    ) -> Load:
         """The prefill instance for this work, already weighed down by it.
 
         One that fits no decode instance (or not `decode`, if that is chosen already) is no candidate.
@@ -154,15 +184,21 @@ class Fleet:
             ProxyError: none is available, or none fits; the latter names the field and both values.
         """
         partners = self._instances[Role.DECODE] if decode is None else [decode]
-        return self._select(Role.PREFILL, work, avoid, lambda p: _best_misfit([misfit(p, d) for d in partners]))
+        return self._select(
+            Role.PREFILL, work, avoid, lambda p: _best_misfit([misfit(p, d) for d in partners]), dialect
+        )
 
-    def select_decoder(self, work: Work, avoid: Collection[str] = (), prefill: Instance | None = None) -> Load:
+    def select_decoder(
+        self, work: Work, avoid: Collection[str] = (), prefill: Instance | None = None, dialect: str = ""
+    ) -> Load:
         """The decode instance for this work, already weighed down by it.
 
         Raises:
             ProxyError: as `select_prefiller`.
         """
-        return self._select(Role.DECODE, work, avoid, lambda d: misfit(prefill, d) if prefill is not None else "")
+        return self._select(
+            Role.DECODE, work, avoid, lambda d: misfit(prefill, d) if prefill is not None else "", dialect
+        )
 
     def select_union(self, work: Work, avoid: Collection[str] = ()) -> Load:
         """A union instance.
@@ -180,9 +216,11 @@ class Fleet:
         """
         return self._select(role, work, (), lambda _: "")
 
-    def _select(self, role: Role, work: Work, avoid: Collection[str], why_not: Callable[[Instance], str]) -> Load:
+    def _select(
+        self, role: Role, work: Work, avoid: Collection[str], why_not: Callable[[Instance], str], dialect: str = ""
+    ) -> Load:
         now = time.monotonic()
-        able = [i for i in self._instances[role] if i.available(now)]
+        able = [i for i in self._instances[role] if i.available(now) and dialect in ("", i.dialect)]
         fitting = [i for i in able if not why_not(i)] if able else able
         if not fitting:
             if able:

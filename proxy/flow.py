@@ -56,6 +56,13 @@ class RelayBoth:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayCalledBack:
+    """Send D's leg and pass its answer on; P's leg follows when D calls back. Nothing follows."""
+
+    decode: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PassThrough:
     """P's answer is the client's answer (a 4xx). Nothing follows."""
 
@@ -71,7 +78,7 @@ class CallOutcome:
     content_type: str = "application/json"
 
 
-Step = Select | Call | Keep | Relay | RelayBoth | PassThrough
+Step = Select | Call | Keep | Relay | RelayBoth | RelayCalledBack | PassThrough
 Flow = Generator[Step, CallOutcome | None, None]
 
 
@@ -89,7 +96,9 @@ def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str) -> Flo
         LegFailed: P answered an error of its own or no valid handoff.
     """
     yield Select(Role.PREFILL)
-    outcome = _called((yield Call(prefill_body(request, dialect.prefill_params(transfer_id, "")))))
+    outcome = _called(
+        (yield Call(prefill_body(request, dialect.prefill_params(transfer_id, ""), dialect.prefill_fields)))
+    )
     if 400 <= outcome.status < 500:
         yield PassThrough(outcome)
         return
@@ -104,10 +113,16 @@ def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str) -> Flo
 def layerwise_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, metaserver: str) -> Flow:
     """D reserves and P computes at the same time; P asks the metaserver for the reservation when it needs it."""
     decode = decode_body(request, dialect.decode_params(transfer_id, metaserver))
-    prefill = prefill_body(request, dialect.prefill_params(transfer_id, metaserver))
+    prefill = prefill_body(request, dialect.prefill_params(transfer_id, metaserver), dialect.prefill_fields)
     yield Select(Role.DECODE)
     yield Select(Role.PREFILL)
     yield RelayBoth(decode, prefill)
+
+
+def called_back_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, url: str) -> Flow:
+    """D first; it calls `url` with its reservation, and P gets that."""
+    yield Select(Role.DECODE)
+    yield RelayCalledBack(decode_body(request, dialect.decode_params(transfer_id, url)))
 
 
 def whole_flow(request: ClientRequest, role: Role) -> Flow:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from ascend_pd.errors import ProtocolError, UnreachableError
+from ascend_pd.metaserver_client import MetaserverClient
 from ascend_pd.wire.messages import Story, Verdict
 from proxy.dialects import Hold
 from proxy.sidechannel import SideChannel
@@ -56,8 +58,9 @@ class Keeper:
 class Holds:
     """The side-channel work of all exchanges."""
 
-    def __init__(self, channel: SideChannel) -> None:
+    def __init__(self, channel: SideChannel, metaserver: MetaserverClient) -> None:
         self.channel = channel
+        self._metaserver = metaserver
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep(self, hold: Hold) -> Keeper | None:
@@ -68,6 +71,12 @@ class Holds:
         """Tell an engine, in the background, that nobody will come."""
         if address:
             self.background(self._release(address, transfer_id, reason, epoch))
+
+    def withdraw(self, metaserver: str, transfer_id: str, reason: str) -> None:
+        """End a reservation at the metaserver, in the background, so that a P that waits for it is told."""
+        if metaserver:
+            deadline = time.monotonic() + ANSWER_S
+            self.background(self._metaserver.withdraw(metaserver, transfer_id, reason or "over", deadline))
 
     async def _release(self, address: str, transfer_id: str, reason: str, epoch: str) -> None:
         await self.channel.release(address, transfer_id, reason, ANSWER_S, epoch)
@@ -114,3 +123,4 @@ class Holds:
         for task in self._tasks:
             task.cancel()
         await self.channel.close()
+        await self._metaserver.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,8 +24,8 @@ _DROPPED_ON_PREFILL = frozenset(
 )
 
 
-def prefill_body(request: ClientRequest, params: dict[str, Any], *, return_token_ids: bool = False) -> bytes:
-    """P's body: the same prompt, one token, not streamed. What shapes the prompt (tools, template) stays."""
+def prefill_body(request: ClientRequest, params: dict[str, Any], fields: Mapping[str, Any]) -> bytes:
+    """P's body: the same prompt, one token, not streamed. `fields` are the dialect's and go in as they are."""
     body = {key: value for key, value in request.body.items() if key not in _DROPPED_ON_PREFILL}
     body["stream"] = False
     body["max_tokens"] = 1
@@ -32,8 +33,7 @@ def prefill_body(request: ClientRequest, params: dict[str, Any], *, return_token
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1
-    if return_token_ids:
-        body["return_token_ids"] = True
+    body.update(fields)
     body["kv_transfer_params"] = params
     return msgspec.json.encode(body)
 

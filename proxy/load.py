@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
-    instance_help = "base URL, optionally followed by ,side=HOST:PORT and ,dp_rank=N; repeatable"
+    instance_help = "base URL, optionally with ,side=HOST:PORT ,dp_rank=N ,dialect=NAME; repeatable"
     for role in ("prefill", "decode", "union"):
         parser.add_argument(f"--{role}", action="append", metavar="URL[,side=HOST:PORT]", help=instance_help)
     parser.add_argument("--mode", choices=("pull", "layerwise"))
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_instance(text: str) -> InstanceSettings:
-    """`http://host:port[,side=host:port][,dp_rank=N]` as an instance.
+    """`http://host:port[,side=host:port][,dp_rank=N][,dialect=name]` as an instance.
 
     Raises:
         OperatorError: not a URL, or an unknown option.
@@ -92,7 +92,9 @@ def parse_instance(text: str) -> InstanceSettings:
     try:
         return msgspec.convert(fields, InstanceSettings)
     except msgspec.ValidationError as error:
-        raise OperatorError(f"instance {text!r}: {error}", "write URL[,side=HOST:PORT][,dp_rank=N]") from error
+        raise OperatorError(
+            f"instance {text!r}: {error}", "write URL[,side=HOST:PORT][,dp_rank=N][,dialect=NAME]"
+        ) from error
 
 
 def _read_file(path: str) -> dict[str, Any]:
@@ -242,8 +244,11 @@ def validate(settings: Settings) -> None:
         raise OperatorError(f"mode {settings.mode!r} is unknown", "pull or layerwise")
     if settings.dialect and settings.dialect not in DIALECTS:
         raise OperatorError(f"dialect {settings.dialect!r} is unknown", f"one of {', '.join(sorted(DIALECTS))}")
-    if settings.mode == "layerwise" and not settings.dialect and not settings.metaserver:
-        raise OperatorError("layerwise mode needs a metaserver", "add --metaserver URL")
+    if (settings.dialect or settings.mode) in ("layerwise", "ascend-layerwise") and not settings.metaserver:
+        raise OperatorError(
+            "layer-wise handoffs need a metaserver",
+            "add --metaserver URL (for ascend-layerwise: this proxy's own URL, as the engines reach it)",
+        )
     for side, name in (("prefill", settings.policy.prefill), ("decode", settings.policy.decode)):
         if name not in POLICIES:
             raise OperatorError(f"policy.{side} {name!r} is unknown", f"one of {', '.join(sorted(POLICIES))}")
@@ -272,5 +277,9 @@ def check_instance(instance: InstanceSettings) -> None:
     parts = urlsplit(instance.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
         raise OperatorError(f"instance URL {instance.url!r} is not http(s)://host:port", "leave out /v1 and paths")
+    if instance.dialect and instance.dialect not in DIALECTS:
+        raise OperatorError(
+            f"dialect {instance.dialect!r} of {instance.url} is unknown", f"one of {', '.join(sorted(DIALECTS))}"
+        )
     if instance.side and not instance.side.rpartition(":")[2].isdigit():
         raise OperatorError(f"side channel {instance.side!r} of {instance.url} is not HOST:PORT", "")

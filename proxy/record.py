@@ -59,16 +59,20 @@ class Record(msgspec.Struct, kw_only=True):
         return 1e3 * (self.ended_at - self.received_at)
 
     def phases_ms(self) -> dict[str, float]:
-        """Durations by phase; their sum is `e2e_ms`."""
+        """Durations by phase; their sum is `e2e_ms`. Where legs overlap (layer-wise), D's begins at P's end."""
         first_at = self.first_event_at or self.ended_at
-        p_leg = max(0.0, 1e3 * (self.prefill_done_at - self.prefill_sent_at)) if self.prefill_done_at else 0.0
-        d_leg = max(0.0, 1e3 * (first_at - self.decode_sent_at)) if self.decode_sent_at else 0.0
+        done_at = min(self.prefill_done_at, first_at)
+        p_leg = max(0.0, 1e3 * (done_at - self.prefill_sent_at)) if self.prefill_done_at else 0.0
+        d_began_at = max(self.decode_sent_at, done_at)
+        d_leg = max(0.0, 1e3 * (first_at - d_began_at)) if self.decode_sent_at else 0.0
         decode = 1e3 * (self.ended_at - first_at) if self.first_event_at else 0.0
+        prefill = min(p_leg, _told(self.prefill_story, "prefill", p_leg))
+        moved = _told(self.prefill_story, "exposed", _told(self.decode_story, "transfer", 0.0))
         phases = dict.fromkeys(PHASES, 0.0)
-        phases["p_queue"] = min(p_leg, _told(self.prefill_story, "queue"))
-        phases["prefill"] = p_leg - phases["p_queue"]
-        phases["transfer"] = min(d_leg, _told(self.decode_story, "transfer"))
-        phases["d_queue"] = min(d_leg - phases["transfer"], _told(self.decode_story, "queue"))
+        phases["prefill"] = prefill
+        phases["p_queue"] = p_leg - prefill
+        phases["transfer"] = min(d_leg, moved)
+        phases["d_queue"] = min(d_leg - phases["transfer"], _told(self.decode_story, "decode_queue", 0.0))
         phases["first"] = d_leg - phases["transfer"] - phases["d_queue"]
         phases["decode"] = decode
         phases["proxy"] = max(0.0, self.e2e_ms() - p_leg - d_leg - decode)
@@ -108,8 +112,8 @@ class Record(msgspec.Struct, kw_only=True):
         }
 
 
-def _told(story: Story | None, name: str) -> float:
-    return max(0.0, story.timings_ms.get(name, 0.0)) if story is not None else 0.0
+def _told(story: Story | None, name: str, otherwise: float) -> float:
+    return max(0.0, story.timings_ms.get(name, otherwise)) if story is not None else otherwise
 
 
 def _bytes(story: Story | None) -> int:

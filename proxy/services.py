@@ -6,9 +6,11 @@ import ssl
 import time
 from dataclasses import dataclass
 
+from ascend_pd.metaserver_client import MetaserverClient
 from proxy.admission import Admission
 from proxy.auth import Key, Keyring
-from proxy.dialects import Dialect, dialect_named
+from proxy.callbacks import Callbacks
+from proxy.dialects import DIALECTS, Dialect
 from proxy.fleet import Fleet
 from proxy.holds import Holds
 from proxy.journal import Journal
@@ -39,8 +41,9 @@ class Services:
     settings: Settings
     fleet: Fleet
     upstream: Upstream
-    dialect: Dialect
+    dialects: dict[str, Dialect]
     holds: Holds
+    callbacks: Callbacks
     admission: Admission
     keyring: Keyring
     metrics: Metrics
@@ -67,15 +70,16 @@ def make_services(settings: Settings, secrets: Secrets) -> Services:
     fleet = Fleet(settings)
     upstream = Upstream(settings.timeouts, tls)
     channel = SideChannel(secrets.side_channel)
-    holds = Holds(channel)
+    holds = Holds(channel, MetaserverClient(secrets.side_channel))
     admission = Admission(settings.admission)
     metrics = Metrics(fleet, admission)
     services = Services(
         settings=settings,
         fleet=fleet,
         upstream=upstream,
-        dialect=dialect_named(settings.dialect or settings.mode),
+        dialects={name: make() for name, make in DIALECTS.items()},
         holds=holds,
+        callbacks=Callbacks(),
         admission=admission,
         keyring=Keyring(secrets.keys),
         metrics=metrics,

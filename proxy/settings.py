@@ -24,6 +24,8 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """`host:port` of the engine's side channel; empty when it is not known or not ours."""
     dp_rank: int | None = None
     """Data-parallel rank behind this URL that this instance stands for; None lets the engine choose."""
+    dialect: str = ""
+    """How its connector spells handoffs; empty means the process's dialect. Pairs are of one dialect."""
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -157,9 +157,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     state: str = ""
     reason: str = ""
     timings_ms: dict[str, float] = {}
-    """What was measured of this transfer so far. On P: `queue` (known to the engine, not yet scheduled), `prefill`
-    (first scheduled until the blocks were held or all pushed). On D: `queue` (known, blocks not yet allocated, and
-    received but not yet released to decode), `transfer` (first byte asked for until the last one is vouched for).
+    """What was measured of this transfer so far. On P: `prefill_queue` (known to the engine, not yet scheduled),
+    `prefill` (first scheduled until finished), layer-wise `exposed` (what was still to be pushed after). On D:
+    `decode_queue` (known, blocks not yet allocated), pull `transfer` (first byte asked for until vouched for).
     """
     bytes_moved: int = 0
 

@@ -41,6 +41,9 @@ class PrefillScheduler:
         self._address = ("", 0)
         self._transfers: dict[str, str] = {}
         self._held_since: dict[str, float] = {}
+        self._began: dict[str, float] = {}
+        """When requests came; when they were first scheduled, once they were."""
+        self._scheduled: dict[str, float] = {}
         self._released: set[str] = set()
         self._lock = threading.Lock()
 
@@ -74,14 +77,28 @@ class PrefillScheduler:
             begun = self.ledger.begin(params.transfer_id, request.request_id, time.monotonic())
             if begun:
                 self._transfers[request.request_id] = params.transfer_id
+                self._began[request.request_id] = time.monotonic()
         if not begun:
             logger.warning("transfer %s: used already or given up; no handoff", params.transfer_id)
+
+    def considered(self, request: EngineRequest) -> None:
+        """vLLM's scheduler has come to this request: its time in the queue is over."""
+        if request.request_id in self._began:
+            self._scheduled.setdefault(request.request_id, time.monotonic())
+
+    def _timings_ms(self, request_id: str) -> dict[str, float]:
+        began = self._began.pop(request_id, 0.0)
+        scheduled = self._scheduled.pop(request_id, 0.0)
+        if not began or not scheduled:
+            return {}
+        return {"prefill_queue": (scheduled - began) * 1e3, "prefill": (time.monotonic() - scheduled) * 1e3}
 
     def ended(self, request: EngineRequest, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
         """vLLM finished the request: hold its blocks and say where they are, or let them go."""
         transfer_id = self._transfers.pop(request.request_id, None)
         if transfer_id is None:
             return False, None
+        timings_ms = self._timings_ms(request.request_id)
         complete = (
             request.status not in _NOT_HANDED_OFF and request.num_computed_tokens >= request.num_prompt_tokens
         )
@@ -94,7 +111,7 @@ class PrefillScheduler:
             if not held:
                 return False, None
             self._held_since[transfer_id] = now
-        self._stories.record(transfer_id, "held")
+        self._stories.record(transfer_id, "held", timings_ms=timings_ms)
         return True, to_dict(self._handoff(transfer_id, request, block_ids))
 
     def take_released(self) -> set[str]:

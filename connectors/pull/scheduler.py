@@ -44,6 +44,8 @@ class PullScheduler:
 
     def matched_tokens(self, request: EngineRequest, num_computed: int) -> tuple[int, bool]:
         """Tokens that come from P, and whether between steps."""
+        if self._prefill:
+            self._prefill.considered(request)
         return self._decode.matched_tokens(request, num_computed) if self._decode else (0, False)
 
     def allocated(self, request: EngineRequest, block_ids: BlockIds, num_external: int) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from ascend_pd.errors import OperatorError
+from proxy.dialects.ascend_layerwise import AscendLayerwise
+from proxy.dialects.ascend_pull import AscendPull
 from proxy.dialects.base import Dialect, Handoff, Hold, Order
 from proxy.dialects.layerwise import Layerwise
+from proxy.dialects.nixl import Nixl
 from proxy.dialects.pull import Pull
 
-DIALECTS: dict[str, type[Dialect]] = {"pull": Pull, "layerwise": Layerwise}
+DIALECTS: dict[str, type[Dialect]] = {
+    "ascend-layerwise": AscendLayerwise,
+    "ascend-pull": AscendPull,
+    "layerwise": Layerwise,
+    "nixl": Nixl,
+    "pull": Pull,
+}
 
 __all__ = ["DIALECTS", "Dialect", "Handoff", "Hold", "Order", "dialect_named"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ class Order(StrEnum):
 
     PREFILL_FIRST = "prefill-first"
     DECODE_FIRST = "decode-first"
+    CALLED_BACK = "called-back"
+    """D first; P when D calls back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Dialect(Protocol):
 
     name: str
     order: Order
+    prefill_fields: Mapping[str, Any]
+    """What P's body needs beside one token and no stream."""
 
     def prefill_params(self, transfer_id: str, metaserver: str) -> dict[str, Any]:
         """What P gets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ascend_pd.errors import LocalProtocolError
@@ -14,6 +15,7 @@ class Layerwise:
 
     name = "layerwise"
     order = Order.DECODE_FIRST
+    prefill_fields: Mapping[str, Any] = {}
 
     def prefill_params(self, transfer_id: str, metaserver: str) -> dict[str, Any]:
         return to_dict(LayerwisePrefill(transfer_id=transfer_id, metaserver=metaserver))

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ascend_pd.wire.params import PullHandoff, PullPrefill, parse_params, to_dict
+from tests.fakes.connectors import CONNECTORS, BadRequest
 from tests.fakes.sidechannel import FakeSide
 
 WORDS = ("Paris", " is", " the", " capital", " of", " France", ".", " It", " lies", " on", " the", " Seine", "!")
@@ -48,11 +48,18 @@ class Fault(Enum):
 class FakeCluster:
     """What the engines of one test know of each other."""
 
-    holds: dict[str, PullHandoff] = field(default_factory=dict)
+    holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     consumed: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     """Why transfers fail, by the role of the engine that knows it."""
+    callbacks: list[int] = field(default_factory=list)
+    """Statuses with which the proxy answered D's calls."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    events: dict[tuple[str, str], asyncio.Event] = field(default_factory=dict)
+
+    def event(self, what: str, transfer_id: str) -> asyncio.Event:
+        return self.events.setdefault((what, transfer_id), asyncio.Event())
 
 
 @dataclass
@@ -70,8 +77,15 @@ class FakeEngine:
     """One engine on a loopback port. `role` is prefill, decode or union."""
 
     def __init__(
-        self, cluster: FakeCluster, role: str, *, token_delay_s: float = 0.0, model: str = "fake"
+        self,
+        cluster: FakeCluster,
+        role: str,
+        *,
+        token_delay_s: float = 0.0,
+        model: str = "fake",
+        dialect: str = "pull",
     ) -> None:
+        self.connector = CONNECTORS[dialect]()
         self.cluster = cluster
         self.role = role
         self.model = model
@@ -141,66 +155,31 @@ class FakeEngine:
             return web.Response(body=b"\x00not json", content_type="application/json")
         if body.get("model") != self.model:
             return error_response(404, f"The model `{body.get('model')}` does not exist.")
-        params = self._check_params(body)
-        if isinstance(params, PullPrefill):
-            return self._prefilled(body, params, fault)
-        if isinstance(params, PullHandoff):
-            self._consume(params)
+        raw = body.get("kv_transfer_params")
+        if self.role == "prefill":
+            return await self._prefill(body, raw, fault)
+        if raw is not None:
+            await self.connector.receive(self, raw, prompt_of(body))
         if body.get("stream"):
             return await self._stream(request, body, fault)
         await asyncio.sleep(self.token_delay_s)
         return web.json_response(whole_answer(request.path, body, self.model))
 
-    def _check_params(self, body: dict[str, Any]) -> object:
-        raw = body.get("kv_transfer_params")
+    async def _prefill(self, body: dict[str, Any], raw: Any, fault: Fault | None) -> web.Response:
         if raw is None:
-            if self.role == "prefill":
-                raise BadRequest("this engine only prefills: kv_transfer_params is missing")
-            return None
-        params = parse_params(raw)
-        if self.role == "prefill":
-            if not isinstance(params, PullPrefill):
-                raise BadRequest("prefill wants do_remote_decode")
-            if body.get("max_tokens") != 1 or body.get("stream") is not False or body.get("n", 1) != 1:
-                raise BadRequest("prefill wants max_tokens=1, n=1 and no stream")
-            if body.get("stream_options") or body.get("min_tokens"):
-                raise BadRequest("stream_options and min_tokens do not go with a prefill leg")
-            if params.transfer_id in self.cluster.holds:
-                raise BadRequest("transfer_id used twice")
-        elif not isinstance(params, PullHandoff):
-            raise BadRequest("decode wants do_remote_prefill")
-        return params
-
-    def _prefilled(self, body: dict[str, Any], params: PullPrefill, fault: Fault | None) -> web.Response:
-        prompt = prompt_of(body)
-        handoff = PullHandoff(
-            transfer_id=params.transfer_id,
-            remote_engine_id=f"engine-{id(self):x}",
-            remote_epoch="epoch-1",
-            remote_host="127.0.0.1",
-            remote_port=self.side.port,
-            remote_block_ids=[[1, 2, 3]],
-            remote_block_size=128,
-            remote_tp_size=1,
-            num_prompt_tokens=len(prompt),
-            prompt_hash=hashlib.sha256(prompt.encode()).hexdigest(),
-            lease_seconds=self.lease_s,
-        )
-        self.cluster.holds[params.transfer_id] = handoff
+            raise BadRequest("this engine only prefills: kv_transfer_params is missing")
+        if body.get("max_tokens") != 1 or body.get("stream") is not False or body.get("n", 1) != 1:
+            raise BadRequest("prefill wants max_tokens=1, n=1 and no stream")
+        wanted = getattr(self.connector, "min_tokens", None)
+        if body.get("stream_options") or body.get("min_tokens") != wanted:
+            raise BadRequest(f"prefill wants min_tokens={wanted} and no stream_options")
+        params = await self.connector.prefill(self, raw, prompt_of(body))
         answer = whole_answer("/v1/completions", {**body, "max_tokens": 1}, self.model)
         if fault is not Fault.NO_PARAMS:
-            answer["kv_transfer_params"] = to_dict(handoff)
+            answer["kv_transfer_params"] = params
         if fault is Fault.WRONG_TRANSFER:
-            answer["kv_transfer_params"]["transfer_id"] = "another"
+            answer["kv_transfer_params"] = {**(params or {}), "transfer_id": "another"}
         return web.json_response(answer)
-
-    def _consume(self, handoff: PullHandoff) -> None:
-        held = self.cluster.holds.get(handoff.transfer_id)
-        if held is None or held != handoff:
-            raise BadRequest("this handoff is not what any P answered")
-        if handoff.transfer_id in self.cluster.consumed:
-            raise BadRequest("this handoff was used before")
-        self.cluster.consumed.append(handoff.transfer_id)
 
     async def _stream(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
@@ -242,10 +221,6 @@ class FakeEngine:
                 request.transport.close()
             return True
         return False
-
-
-class BadRequest(Exception):
-    """What vLLM would answer 400 to."""
 
 
 ERROR_EVENT = (

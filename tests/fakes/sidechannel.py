@@ -79,9 +79,9 @@ class FakeSide:
 
     def _story(self, transfer_id: str) -> Story:
         if self.role == "prefill":
-            timings, moved = {"queue": 1.0, "prefill": 2.0}, 0
+            timings, moved = {"prefill_queue": 0.2, "prefill": 0.1}, 0
         else:
-            timings, moved = {"queue": 0.05, "transfer": 0.15}, 4096
+            timings, moved = {"decode_queue": 0.05, "transfer": 0.15}, 4096
         return Story(
             known=True,
             state="released",

@@ -64,12 +64,16 @@ async def open_stack(
     token_delay_s: float = 0.0,
     secrets: Secrets | None = None,
     sides: bool = False,
+    speaks: str = "pull",
     **settings: Any,
 ) -> AsyncIterator[Stack]:
     cluster = FakeCluster()
     counts = {"prefill": prefill, "decode": decode, "union": union}
     engines = {
-        role: [await FakeEngine(cluster, role, token_delay_s=token_delay_s).start() for _ in range(count)]
+        role: [
+            await FakeEngine(cluster, role, token_delay_s=token_delay_s, dialect=speaks).start()
+            for _ in range(count)
+        ]
         for role, count in counts.items()
     }
     fleet = {
@@ -79,11 +83,14 @@ async def open_stack(
     settings.setdefault("timeouts", TimeoutSettings(prefill_s=5, first_event_s=5, inter_token_s=5, drain_s=1))
     settings.setdefault("probes", ProbeSettings(interval_s=0))
     settings.setdefault("observability", ObservabilitySettings(access_log=False, expose_records=True))
-    chosen = Settings(port=0, **fleet, **settings)
+    listener = bind("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    if "layerwise" in speaks:
+        settings.setdefault("metaserver", f"http://127.0.0.1:{port}")
+    chosen = Settings(port=port, dialect=speaks, **fleet, **settings)
     app = create_app(chosen, secrets)
     config = uvicorn_config(chosen, app)
     config.load()
-    listener = bind("127.0.0.1", 0)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(server._serve(sockets=[listener]))

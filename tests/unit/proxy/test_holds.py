@@ -132,5 +132,7 @@ async def test_a_record_has_the_phases_that_add_up_to_the_whole(stack_of: StackO
     assert sum(phases.values()) == pytest.approx(record["e2e_ms"], rel=0.05)
     assert phases["transfer"] == 0.15
     assert phases["d_queue"] == 0.05
+    assert phases["prefill"] == 0.1
+    assert phases["p_queue"] > 0
     assert record["kv_bytes"] == 4096
     assert record["output_events"] >= 5
