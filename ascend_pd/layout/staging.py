@@ -61,15 +61,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What the transport and the staging memory are like.
-
-    A one-sided batch is chosen only where it at least halves the number of copies: below that the extra pass over
-    memory costs more than it saves.
-    """
+    """What the transport and the staging memory are like."""
 
     piece_bytes: int
     """Copies from this size on go by themselves (`Transport.efficient_piece_bytes`)."""
     slot_bytes: int
+    min_copies: int = 16
+    """Staging must spare this many copies of a request, or it costs more than it saves: two-sided a message there
+    and back, 0.5 to 1 ms, which is what 16 copies take over TCP."""
 
 
 def split(
@@ -128,14 +127,15 @@ def _small_units(
         small[order[np.repeat(below, counts)]] = True
         direct_copies += lanes.source.size * int(below.sum())
     if staging is Staging.BOTH or not small.any():
+        small[:] &= direct_copies >= efficiency.min_copies
         return small
     passive = source[small] if staging is Staging.SINK else sink[small]
     extents = 0
     for lanes in strand.extents(layers, of_source=staging is Staging.SINK):
         _, starts, _ = runs_of(lanes, passive, passive)
         extents += lanes.source.size * starts.size
-    if 2 * extents > direct_copies:
-        small[:] = False
+    # Below half, the extra pass over memory costs more than it saves.
+    small[:] &= 2 * extents <= direct_copies and direct_copies - extents >= efficiency.min_copies
     return small
 
 

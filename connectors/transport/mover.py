@@ -1,21 +1,25 @@
-"""A request's bytes between this worker and one peer worker: large pieces as they are, small ones staged."""
+"""A request's bytes between this worker and one peer worker: large pieces as they are, small ones staged, with the
+peer's help where it offers any, else by this worker alone as far as the layouts allow.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import cache
 
 from ascend_pd.errors import TransferError
 from ascend_pd.layout.description import KVLayout
-from ascend_pd.layout.staging import Efficiency, Split, Staging, size_of, split
+from ascend_pd.layout.pieces import Pieces, Tiles
+from ascend_pd.layout.staging import Cells, Efficiency, Split, Staging, read, size_of, split, write
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import WorkerInfo
 from connectors.device.base import Device
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.base import Transport
 from connectors.transport.stage_peer import StagedRequest, StagePeer
-from connectors.transport.staging import SlotPool, StagingPipeline
+from connectors.transport.staging import Batch, SlotPool, StagingPipeline
 
 MAX_PEERS = 256
 
@@ -71,15 +75,21 @@ class Mover:
         """
         stage = self._stage(peer, host, worker)
         if stage is None:
-            return self._move(None, worker, self._split(request, tokens, 0, layers), request, deadline, via)
+            return self._alone(worker, request, tokens, deadline, via, layers)
         with stage.lock:
             slot_bytes = stage.open(deadline)
-            parts = self._split(request, tokens, min(slot_bytes, self._pool.slot_bytes), layers)
-            try:
-                return self._move(stage, worker, parts, request, deadline, via)
-            except TransferError:
-                stage.failed()
-                raise
+            if slot_bytes:
+                slot_bytes = min(slot_bytes, self._pool.slot_bytes)
+                parts = self._split(request, tokens, Staging.BOTH, slot_bytes, layers)
+                batches = (stage.write_batches if self._push else stage.read_batches)(
+                    request, parts.staged, deadline
+                )
+                try:
+                    return self._move(worker, parts, batches, request, deadline, via)
+                except TransferError:
+                    stage.failed()
+                    raise
+        return self._alone(worker, request, tokens, deadline, via, layers)
 
     def fenced(self) -> None:
         """The transport was rotated."""
@@ -104,35 +114,70 @@ class Mover:
             self._peers.move_to_end(key)
             return stage
 
+    def _alone(
+        self,
+        worker: WorkerInfo,
+        request: StagedRequest,
+        tokens: tuple[int, int],
+        deadline: float,
+        via: str,
+        layers: Collection[int] | None,
+    ) -> int:
+        """Without the peer's help."""
+        staging = Staging.SOURCE if self._push else Staging.SINK
+        if not self._pool.num_slots:
+            staging = Staging.NONE
+        parts = self._split(request, tokens, staging, self._pool.slot_bytes, layers)
+        batches = (_one_sided(request, cells, push=self._push) for cells in parts.staged)
+        return self._move(worker, parts, batches, request, deadline, via)
+
     def _split(
-        self, request: StagedRequest, tokens: tuple[int, int], slot_bytes: int, layers: Collection[int] | None
+        self,
+        request: StagedRequest,
+        tokens: tuple[int, int],
+        staging: Staging,
+        slot_bytes: int,
+        layers: Collection[int] | None,
     ) -> Split:
         return split(
             request.pair,
             request.source_block_ids,
             request.sink_block_ids,
             *tokens,
-            staging=Staging.BOTH if slot_bytes else Staging.NONE,
+            staging=staging,
             efficiency=Efficiency(self._transport.efficient_piece_bytes, slot_bytes),
             layers=layers,
         )
 
     def _move(
         self,
-        stage: StagePeer | None,
         worker: WorkerInfo,
         parts: Split,
+        batches: Iterable[Batch],
         request: StagedRequest,
         deadline: float,
         via: str,
     ) -> int:
-        session, staged = worker.session, parts.staged if stage else ()
-        if self._push:
-            self._transport.write(session, parts.direct, deadline, via)
-            if stage and staged:
-                self._pipeline.write(session, stage.write_batches(request, staged, deadline), deadline, via)
-        else:
-            self._transport.read(session, parts.direct, deadline, via)
-            if stage and staged:
-                self._pipeline.read(session, stage.read_batches(request, staged, deadline), deadline, via)
-        return parts.direct.num_bytes + sum(size_of(request.pair, cells) for cells in staged)
+        direct, staged = (
+            (self._transport.write, self._pipeline.write)
+            if self._push
+            else (self._transport.read, self._pipeline.read)
+        )
+        direct(worker.session, parts.direct, deadline, via)
+        if parts.staged:
+            staged(worker.session, batches, deadline, via)
+        return parts.direct.num_bytes + sum(size_of(request.pair, cells) for cells in parts.staged)
+
+
+def _one_sided(request: StagedRequest, cells: Cells, *, push: bool) -> Batch:
+    """A batch in which only this worker stages; planned once, when its slot is known."""
+    lists = request.source_block_ids, request.sink_block_ids
+
+    @cache
+    def planned(slot: int) -> tuple[Pieces, tuple[Tiles, ...]]:
+        if push:
+            gathered, wire = write(request.pair, cells, *lists, slot)
+            return wire, gathered
+        return read(request.pair, cells, *lists, slot)
+
+    return Batch(wire=lambda slot: planned(slot)[0], local=lambda slot: planned(slot)[1])

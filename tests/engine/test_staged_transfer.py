@@ -105,6 +105,24 @@ def test_what_the_sink_already_has_is_left_alone(both: Pair) -> None:
 
 
 def test_few_large_copies_cross_the_wire(both: Pair) -> None:
+    sent = copies_of(both)
+    both.move()
+    assert sum(sent) <= 4, f"{LAYERS * 20} pieces travelled as {sent}"
+
+
+def test_a_pull_from_a_peer_that_stages_nothing_reads_whole_runs_of_its_blocks() -> None:
+    both = Pair(push=False, staging=(STAGING, 0))
+    try:
+        sent = copies_of(both)
+        both.move()
+        assert np.array_equal(*moved(both))
+        assert sum(sent) == LAYERS * 3, f"{LAYERS * 20} pieces travelled as {sent}"
+    finally:
+        both.close()
+
+
+def copies_of(both: Pair) -> list[int]:
+    """Filled with the number of copies of each call of the transport."""
     sent: list[int] = []
     name = "write" if both.push else "read"
     original = getattr(both.worker.transport, name)
@@ -114,8 +132,7 @@ def test_few_large_copies_cross_the_wire(both: Pair) -> None:
         original(peer, pieces, deadline, via)
 
     setattr(both.worker.transport, name, counted)
-    both.move()
-    assert sum(sent) <= 4, f"{LAYERS * 20} pieces travelled as {sent}"
+    return sent
 
 
 def test_transfers_follow_each_other_in_the_same_slots(both: Pair) -> None:
@@ -125,7 +142,7 @@ def test_transfers_follow_each_other_in_the_same_slots(both: Pair) -> None:
 
 
 @pytest.mark.parametrize("staging", [(0, STAGING), (STAGING, 0)], ids=["active", "passive"])
-def test_without_staging_memory_on_either_end_the_pieces_go_one_by_one(
+def test_without_staging_memory_on_one_end_everything_arrives_all_the_same(
     direction: bool, staging: tuple[int, int]
 ) -> None:
     both = Pair(push=direction, staging=staging)

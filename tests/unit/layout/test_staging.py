@@ -111,7 +111,7 @@ def test_staged_and_direct_copies_together_equal_the_reference(
         plan = pull_plan([worker.layout for worker in sources], sink.layout)
         for peer, pair in plan.pairs(transfer["salt"]).items():
             lists = [transfer["ids"][0]], [transfer["ids"][1]]
-            efficiency = Efficiency(piece_bytes=efficient, slot_bytes=slot_bytes)
+            efficiency = Efficiency(piece_bytes=efficient, slot_bytes=slot_bytes, min_copies=1)
             parts = split(pair, *lists, first, end, staging=staging, efficiency=efficiency)
             carry_out(pair, parts, staging, transfer["ids"], by_worker(sources)[peer], sink, slot_bytes)
     expect(sinks, transfer["ids"][1], content, first, end)
@@ -125,7 +125,7 @@ def one_pair(kind: str, source_tp: int, sink_tp: int, **rest: int) -> tuple[Work
 
 def crossings(kind: str, staging: Staging, ids: tuple[list[int], list[int]], slot_bytes: int = 1 << 20) -> int:
     source, sink, pair = one_pair(kind, 4, 2, num_blocks=16)
-    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=slot_bytes)
+    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=slot_bytes, min_copies=1)
     parts = split(pair, [ids[0]], [ids[1]], 0, 4 * len(ids[0]), staging=staging, efficiency=efficiency)
     return carry_out(pair, parts, staging, ids, source, sink, slot_bytes)
 
@@ -142,7 +142,7 @@ def test_a_pull_reads_whole_extents_of_the_source_where_heads_interleave_on_the_
 def test_a_push_writes_whole_extents_of_the_sink_whatever_the_source_s_order() -> None:
     source, sink, pair = one_pair("joined_token_major", 4, 4, num_blocks=16, block_size=4)
     ids = [9, 2, 5, 7], [6, 3, 4, 5]
-    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20)
+    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20, min_copies=1)
     parts = split(pair, [ids[0]], [ids[1]], 0, 16, staging=Staging.SOURCE, efficiency=efficiency)
     assert carry_out(pair, parts, Staging.SOURCE, ids, source, sink, 1 << 20) == 2
 
@@ -150,7 +150,7 @@ def test_a_push_writes_whole_extents_of_the_sink_whatever_the_source_s_order() -
 def test_a_push_orders_heads_and_tokens_as_the_sink_stores_them() -> None:
     sources, sinks = engine("joined_token_major", 1, 4), engine("joined_head_major", 1, 4)
     pair = pull_plan([sources[0].layout], sinks[0].layout).pairs()[0]
-    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20)
+    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20, min_copies=1)
     parts = split(pair, [[1, 2]], [[5, 4]], 0, 8, staging=Staging.SOURCE, efficiency=efficiency)
     assert carry_out(pair, parts, Staging.SOURCE, ([1, 2], [5, 4]), sources[0], sinks[0], 1 << 20) == 2
 
@@ -167,7 +167,7 @@ def test_with_blocks_outermost_all_layers_of_a_block_are_read_at_once(slot_cells
         0,
         16,
         staging=Staging.SINK,
-        efficiency=Efficiency(piece_bytes=1 << 20, slot_bytes=slot_bytes),
+        efficiency=Efficiency(piece_bytes=1 << 20, slot_bytes=slot_bytes, min_copies=1),
     )
     assert carry_out(pair, parts, Staging.SINK, ids, sources[0], sinks[0], slot_bytes) == 4
 
@@ -188,7 +188,7 @@ def test_one_sided_staging_is_not_chosen_when_it_saves_too_little() -> None:
         0,
         16,
         staging=Staging.SINK,
-        efficiency=Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20),
+        efficiency=Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20, min_copies=1),
     )
     assert parts.staged == ()
 
@@ -196,22 +196,31 @@ def test_one_sided_staging_is_not_chosen_when_it_saves_too_little() -> None:
 def test_units_in_long_runs_go_direct_and_the_rest_is_staged() -> None:
     _, _, pair = one_pair("joined_head_major", 4, 4, num_blocks=16)
     ids = [4, 3, 2, 1, 11, 0], [6, 5, 4, 3, 12, 8]
-    efficiency = Efficiency(piece_bytes=4 * 4 * 8, slot_bytes=1 << 20)
+    efficiency = Efficiency(piece_bytes=4 * 4 * 8, slot_bytes=1 << 20, min_copies=1)
     parts = split(pair, [ids[0]], [ids[1]], 0, 24, staging=Staging.BOTH, efficiency=efficiency)
     assert parts.direct.length.tolist() == [4 * 4 * 8] * 2
     assert parts.staged == (Cells(strand=0, regions=(0, 1), units=((4, 2),)),)
 
 
+@pytest.mark.parametrize("staging", [Staging.SINK, Staging.BOTH])
+def test_a_handful_of_copies_is_not_staged(staging: Staging) -> None:
+    _, _, pair = one_pair("joined_token_major", 4, 2)
+    for min_copies, staged in ((4, True), (9, False)):
+        efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20, min_copies=min_copies)
+        parts = split(pair, [[1]], [[1]], 0, 4, staging=staging, efficiency=efficiency)
+        assert bool(parts.staged) == staged and bool(len(parts.direct)) != staged
+
+
 def test_a_cell_larger_than_a_slot_goes_direct() -> None:
     _, _, pair = one_pair("joined_token_major", 4, 2)
-    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=4 * 8 - 1)
+    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=4 * 8 - 1, min_copies=1)
     parts = split(pair, [[1]], [[1]], 0, 4, staging=Staging.BOTH, efficiency=efficiency)
     assert parts.staged == () and parts.direct.num_bytes == 2 * 4 * 8
 
 
 def test_a_push_of_one_layer_stages_that_layer_alone() -> None:
     _, _, pair = one_pair("apart_token_major", 4, 2)
-    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20)
+    efficiency = Efficiency(piece_bytes=1 << 20, slot_bytes=1 << 20, min_copies=1)
     parts = split(pair, [[1]], [[1]], 0, 4, staging=Staging.BOTH, efficiency=efficiency, layers=[1])
     layers = {int(pair.strands[cells.strand].layers[region]) for cells in parts.staged for region in cells.regions}
     assert layers == {1} and sum(size_of(pair, cells) for cells in parts.staged) == 4 * 8
