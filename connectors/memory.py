@@ -30,5 +30,6 @@ def describe_worker(
         pp_rank=get_pp_group().rank_in_group,
         pp_size=parallel.pipeline_parallel_size,
         packed=cpu_attention_isa(vllm_config, groups[0].spec) if hardware == "cpu" else "",
+        nz=bool((vllm_config.additional_config or {}).get("enable_kv_nz")),
     )
     return describe(kv_caches, placement, groups)

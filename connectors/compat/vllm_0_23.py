@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ascend_pd.errors import OperatorError
 from connectors.compat.features import BlockIds, Features
 from connectors.compat.features import StandInResults as TransferResults
 from connectors.compat.groups import group_of
@@ -65,8 +66,18 @@ def _computed(ids: list[int], spec: Any, num_computed_tokens: int) -> list[int]:
 
 
 def cache_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
-    """All KV cache groups, in the order of their lists in `BlockIds`."""
-    return tuple(group_of(group) for group in kv_cache_config.kv_cache_groups)
+    """All KV cache groups, in the order of their lists in `BlockIds`.
+
+    Raises:
+        OperatorError: there are several, and this series cannot be told of a failed load then.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) > 1:
+        raise OperatorError(
+            f"this model has {len(groups)} KV cache groups, and vLLM 0.23 cannot be told of a failed load then",
+            "start the engine with --disable-hybrid-kv-cache-manager, or use vLLM 0.32",
+        )
+    return tuple(group_of(group) for group in groups)
 
 
 def cpu_attention_isa(vllm_config: Any, spec: Any) -> str:

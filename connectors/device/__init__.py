@@ -14,7 +14,17 @@ def _cpu() -> Device:
     return CpuDevice()
 
 
-DEVICES: dict[str, Callable[[], Device]] = {"cpu": _cpu}
+def _npu() -> Device:
+    try:
+        from connectors.device.npu import NpuDevice
+    except ImportError as error:
+        raise OperatorError(
+            f"torch_npu cannot be loaded: {error}", "use a vllm-ascend image, and source CANN's set_env.sh in it"
+        ) from error
+    return NpuDevice()
+
+
+DEVICES: dict[str, Callable[[], Device]] = {"cpu": _cpu, "A2": _npu, "A3": _npu}
 
 
 def create_device(hardware: str) -> Device:

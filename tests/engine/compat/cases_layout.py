@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 import connectors.compat as compat
+from ascend_pd.errors import OperatorError
 from ascend_pd.layout.description import KVLayout, Part, Region
 from connectors.device.kv_layout import CacheGroup, Placement, describe
 
@@ -126,22 +127,29 @@ def test_tuples_of_vllm_ascend_are_described() -> None:
         assert number_at(region, 3, 2, 9, 5) == tensor[3, 9, 2, 5].item()
 
 
-def test_groups_are_read_from_vllms_specs() -> None:
+def several_groups() -> KVCacheConfig:
     sliding = SlidingWindowSpec(
         block_size=BLOCK, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, sliding_window=96
     )
-    config = KVCacheConfig(
+    return KVCacheConfig(
         num_blocks=BLOCKS,
         kv_cache_tensors=[],
-        kv_cache_groups=[
-            KVCacheGroupSpec(["a.0"], spec(False)),
-            KVCacheGroupSpec(["a.1"], sliding),
-            KVCacheGroupSpec(["a.2"], spec(True)),
-        ],
+        kv_cache_groups=[KVCacheGroupSpec(["a.0"], spec(False)), KVCacheGroupSpec(["a.1"], sliding)],
     )
-    read = compat.cache_groups(config)
+
+
+def test_several_groups_are_read_where_a_failed_load_of_them_can_be_reported() -> None:
+    if not compat.FEATURES.fails_by_request:
+        with pytest.raises(OperatorError, match="2 KV cache groups"):
+            compat.cache_groups(several_groups())
+        return
+    read = compat.cache_groups(several_groups())
     assert [(g.layer_names, g.block_size, g.sliding_window, g.mla) for g in read] == [
         (("a.0",), BLOCK, 0, False),
         (("a.1",), BLOCK, 96, False),
-        (("a.2",), BLOCK, 0, True),
     ]
+
+
+def test_mla_is_read_from_vllms_spec() -> None:
+    assert [g.mla for g in groups(True)] == [True]
+    assert [g.mla for g in groups(False)] == [False]

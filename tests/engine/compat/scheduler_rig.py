@@ -50,6 +50,7 @@ def engine_config(
     role: str,
     policy: str = "fail",
     extra: dict[str, Any] | None = None,
+    kv_port: int = 14579,
 ) -> VllmConfig:
     """An engine's configuration for a model that is only a config.json."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -77,6 +78,7 @@ def engine_config(
             kv_connector_module_path=module,
             kv_role=role,
             kv_load_failure_policy=policy,
+            kv_port=kv_port,
             kv_connector_extra_config=extra or {},
         ),
     )
@@ -117,9 +119,14 @@ class Rig:
         return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
 
     def add(
-        self, request_id: str, num_tokens: int, params: dict[str, Any] | None = None, max_tokens: int = 1
+        self,
+        request_id: str,
+        num_tokens: int,
+        params: dict[str, Any] | None = None,
+        max_tokens: int = 1,
+        prompt_of: str = "",
     ) -> Request:
-        """Add a request of distinct tokens."""
+        """Add a request whose tokens depend on its id, or on `prompt_of`."""
         sampling = SamplingParams(
             max_tokens=max_tokens,
             ignore_eos=True,
@@ -128,7 +135,7 @@ class Rig:
         sampling.update_from_generation_config({}, 2)
         request = Request(
             request_id=request_id,
-            prompt_token_ids=[3 + (hash_of(request_id) + i) % 900 for i in range(num_tokens)],
+            prompt_token_ids=prompt(prompt_of or request_id, num_tokens),
             sampling_params=sampling,
             pooling_params=None,
             block_hasher=get_request_block_hasher(BLOCK, _hash),
@@ -143,26 +150,34 @@ class Rig:
             reported: fields of `KVConnectorOutput`, as the workers' aggregated output would have them.
         """
         scheduled = self.scheduler.schedule()
+        self.finish_step(scheduled, KVConnectorOutput(**reported))
+        return scheduled
+
+    def finish_step(self, scheduled: Any, reported: KVConnectorOutput | None) -> None:
+        """Hand in what the step computed: one token for each request whose prompt is complete."""
         ids = list(scheduled.num_scheduled_tokens)
-        computed = {r: self.scheduler.requests[r].num_computed_tokens for r in ids}
+        # num_computed_tokens has been advanced already.
+        complete = [
+            self.scheduler.requests[r].num_computed_tokens >= self.scheduler.requests[r].num_tokens for r in ids
+        ]
         output = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={r: i for i, r in enumerate(ids)},
-            # num_computed_tokens has been advanced already: a chunk that ends before the prompt samples nothing
-            sampled_token_ids=[[42] if computed[r] >= self.scheduler.requests[r].num_tokens else [] for r in ids],
-            kv_connector_output=KVConnectorOutput(**reported),
+            sampled_token_ids=[[42] if done else [] for done in complete],
+            kv_connector_output=reported,
         )
         for outputs in self.scheduler.update_from_output(scheduled, output).values():
             self.outputs.extend(outputs.outputs)
-        return scheduled
 
     def finished(self) -> dict[str, Any]:
         """Outputs that ended a request, by request id."""
         return {output.request_id: output for output in self.outputs if output.finish_reason is not None}
 
 
-def hash_of(text: str) -> int:
-    return sum(ord(c) * 31**i for i, c in enumerate(text)) % 900
+def prompt(name: str, num_tokens: int) -> list[int]:
+    """Token ids that differ from those of another name, and from one position to the next."""
+    start = sum(ord(c) * 31**i for i, c in enumerate(name))
+    return [3 + (start + i) % 900 for i in range(num_tokens)]
 
 
 def _hash(value: Any) -> bytes:

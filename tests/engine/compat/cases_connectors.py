@@ -1,0 +1,96 @@
+"""Both connectors between two engines of this series: the prompt's whole cache arrives, the blocks come back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import connectors.compat as compat
+from ascend_pd.wire.params import LayerwiseDecode, LayerwisePrefill, PullPrefill, to_dict
+from connectors import transport
+from tests.engine.compat.engine_rig import BLOCK, Engine, joined_cache, one_rank, step_until
+from tests.fakes.loopback_transport import LoopbackTransport
+from tests.unit.metaserver_fixture import metaserver
+
+LENGTHS = [BLOCK - 1, BLOCK, 3 * BLOCK + 5, 300]
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process, one rank, and memory that is copied by memmove."""
+    one_rank(monkeypatch)
+    monkeypatch.setitem(transport.TRANSPORTS, "mooncake", lambda *_: LoopbackTransport())
+
+
+@contextmanager
+def pair(directory: Path, connector: str, **decode: Any) -> Iterator[tuple[Engine, Engine]]:
+    caches = [[joined_cache(), joined_cache()] for _ in range(2)]
+    # The pool is tiny and the steps take no time: let no finished prompt be given up before decode has claimed it.
+    patient = {"max_unreserved_blocks": 24}
+    prefill = Engine(directory / "m", connector, "kv_producer", caches[0], extra=patient)
+    try:
+        engine = Engine(directory / "m", connector, "kv_consumer", caches[1], **decode)
+        try:
+            yield prefill, engine
+        finally:
+            engine.close()
+    finally:
+        prefill.close()
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_pull_brings_the_whole_prompt_and_gives_the_blocks_back(tmp_path: Path, num_tokens: int) -> None:
+    with pair(tmp_path, "MooncakeConnector") as (prefill, decode):
+        free = prefill.free_blocks
+        prefill.add("p", num_tokens, to_dict(PullPrefill(transfer_id=str(uuid.uuid4()))), prompt_of="x")
+        step_until(lambda: prefill.finished(), prefill)
+        handoff = prefill.finished()["p"].kv_transfer_params
+        assert prefill.free_blocks < free
+        decode.add("d", num_tokens, handoff, max_tokens=3, prompt_of="x")
+        step_until(lambda: decode.scheduler.running, prefill, decode)
+        assert decode.wrong_cells("d", num_tokens - 1) == []
+        step_until(lambda: decode.finished() and prefill.free_blocks == free, prefill, decode)
+        assert decode.finished()["d"].finish_reason is not None
+
+
+@pytest.mark.parametrize("num_tokens", LENGTHS)
+def test_layerwise_brings_the_whole_prompt_and_gives_the_blocks_back(tmp_path: Path, num_tokens: int) -> None:
+    with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector") as (prefill, decode):
+        free = prefill.free_blocks
+        transfer_id = str(uuid.uuid4())
+        decode.add(
+            "d", num_tokens, to_dict(LayerwiseDecode(transfer_id=transfer_id, metaserver=served.url)), 3, "x"
+        )
+        decode.run_step()
+        prefill.add(
+            "p", num_tokens, to_dict(LayerwisePrefill(transfer_id=transfer_id, metaserver=served.url)), 1, "x"
+        )
+        step_until(lambda: decode.scheduler.running, prefill, decode)
+        assert decode.wrong_cells("d", num_tokens - 1) == []
+        step_until(lambda: decode.finished() and prefill.free_blocks == free, prefill, decode)
+
+
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+def test_a_read_that_fails_ends_as_the_operator_says(tmp_path: Path, policy: str) -> None:
+    with pair(tmp_path, "MooncakeConnector", policy=policy) as (prefill, decode):
+        prefill.add("p", 100, to_dict(PullPrefill(transfer_id=str(uuid.uuid4()))), prompt_of="x")
+        step_until(lambda: prefill.finished(), prefill)
+        handoff = prefill.finished()["p"].kv_transfer_params
+        handoff["prompt_hash"] = "0" * 32
+        free = decode.free_blocks
+        decode.add("d", 100, handoff, prompt_of="x")
+        step_until(lambda: decode.finished(), prefill, decode)
+        ended = decode.finished()["d"]
+        assert str(ended.finish_reason) == ("error" if policy == "fail" else "length")
+        step_until(lambda: decode.free_blocks == free, prefill, decode)
+
+
+def test_the_connectors_load_with_this_series(tmp_path: Path) -> None:
+    with pair(tmp_path, "MooncakeConnectorV1") as (prefill, _):
+        assert isinstance(prefill.connector, compat.ConnectorBase)
+        assert type(prefill.connector).__module__ == "connectors.pull.connector"
