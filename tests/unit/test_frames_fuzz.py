@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_pd.errors import LocalProtocolError, RemoteProtocolError
+from ascend_pd.layout.description import KVLayout
+from ascend_pd.layout.staging import Cells
 from ascend_pd.wire.frames import REQUEST_ID_BYTES, FrameCodec, FrameError, NoticeError, encode_notice
 from ascend_pd.wire.http_signature import HttpSigner
 from ascend_pd.wire.identity import EngineRef, Fingerprint
@@ -37,6 +39,17 @@ VALUES: dict[Any, st.SearchStrategy[Any]] = {
     Fingerprint: st.just(FINGERPRINT),
     tuple[WorkerInfo, ...]: st.lists(st.just(WORKER), max_size=3).map(tuple),
     Verdict: st.sampled_from(list(Verdict)),
+    KVLayout: st.just(WORKER.layout),
+    tuple[int, ...]: st.lists(st.integers(0, 2**48), max_size=4).map(tuple),
+    tuple[tuple[int, ...], ...]: st.lists(st.lists(st.integers(0, 2**31), max_size=3).map(tuple), max_size=3).map(
+        tuple
+    ),
+    Cells: st.builds(
+        Cells,
+        strand=st.integers(0, 9),
+        regions=st.lists(st.integers(0, 99), max_size=4).map(tuple),
+        units=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=4).map(tuple),
+    ),
 }
 VALUES[EngineRef] = st.builds(EngineRef, VALUES[str], VALUES[str])
 
