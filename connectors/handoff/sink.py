@@ -63,6 +63,7 @@ class SinkLedger:
         limits: SinkLimits | None = None,
         *,
         table: SinkTable = SINK,
+        timers: Timers | None = None,
     ) -> None:
         self.epoch = epoch
         self.limits = limits or SinkLimits()
@@ -72,7 +73,7 @@ class SinkLedger:
         self.transfers: dict[str, SinkTransfer] = {}
         self._pull = mode == "pull"
         self._table = table
-        self._timers = Timers()
+        self._timers = Timers() if timers is None else timers
         self._tombstones: dict[str, None] = {}
 
     # --- calls of the connector --------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class SinkLedger:
             return Answer(verdict=Verdict.EPOCH, reason=f"this engine lives epoch {self.epoch}"), []
         record, event, reason = self._classify(message)
         record, kind, actions = self._apply(record, event, now, reason)
-        if event in _ALWAYS_REFUSED:
+        if event in _NEVER_OK or (kind is Kind.REFUSED and event in _NOT_FOR_YOU):
             return Answer(verdict=Verdict.REFUSED, reason=reason or record.reason), actions
         if kind is Kind.REFUSED:
             return Answer(verdict=Verdict.GONE, reason=record.reason or f"transfer is {record.state}"), actions
@@ -301,7 +302,9 @@ class SinkLedger:
         return now + (self.limits.tombstone_s if record.state in SINK_FINAL else self.limits.transfer_s)
 
 
-_ALWAYS_REFUSED = frozenset({E.CLAIM_OTHER, E.CLAIM_WRONG, E.PUSHED_OTHER, E.ABORT_OTHER, E.SOURCE_RESTARTED})
+_NOT_FOR_YOU = frozenset({E.CLAIM_OTHER, E.PUSHED_OTHER, E.ABORT_OTHER})
+_NEVER_OK = frozenset({E.CLAIM_WRONG, E.SOURCE_RESTARTED})
+"""These end the transfer, and whoever sent them must not think that it got what it asked for."""
 
 
 def _outcome(record: SinkTransfer) -> Outcome:

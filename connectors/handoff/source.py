@@ -56,14 +56,21 @@ class SourceLimits:
 class SourceLedger:
     """See the module. Not safe from several threads by itself."""
 
-    def __init__(self, epoch: str, limits: SourceLimits | None = None, *, table: SourceTable = SOURCE) -> None:
+    def __init__(
+        self,
+        epoch: str,
+        limits: SourceLimits | None = None,
+        *,
+        table: SourceTable = SOURCE,
+        timers: Timers | None = None,
+    ) -> None:
         self.epoch = epoch
         self.limits = limits or SourceLimits()
         self.refusals = 0
         """Calls and messages that a cell refused, e.g. a second request under one transfer id."""
         self.transfers: dict[str, SourceTransfer] = {}
         self._table = table
-        self._timers = Timers()
+        self._timers = Timers() if timers is None else timers
         self._tombstones: dict[str, None] = {}
 
     # --- calls of the connector --------------------------------------------------------------------------------
@@ -296,7 +303,7 @@ class SourceLedger:
             return min(now + limits.push_s, record.hold_until)
         if record.state in (S.ABORTING, S.CLOSING):
             return now + limits.drain_s
-        if record.state is S.PREPARING:
+        if record.state in (S.PREPARING, S.PARKED):
             return record.hold_until
         return now + (limits.drain_s if record.state is S.CONFIRMED else limits.tombstone_s)
 

@@ -2,7 +2,8 @@
 
 Pull: a transfer is PREPARING while P computes, HELD under a lease when it is done, CONFIRMED when every rank of
 one decode engine has been vouched for. Layer-wise: PUSHING once D granted the claim (HELD when P finished before
-that), CONFIRMED when every write is acknowledged.
+that), CONFIRMED when every write is acknowledged. Preemption makes PREPARING to PARKED and PUSHING to PAUSED until
+vLLM resumes the request in other blocks.
 
 ABORTING waits for P's own writes; without any it is left in the same breath (`DRAINED`). CLOSING is ABORTING
 after a write returned an error, or did not return in time: bytes may still leave P's blocks, and only closing
@@ -25,6 +26,7 @@ class SourceState(StrEnum):
     UNKNOWN = "unknown"
     REVOKED = "revoked"
     PREPARING = "preparing"
+    PARKED = "parked"
     HELD = "held"
     PUSHING = "pushing"
     PAUSED = "paused"
@@ -90,19 +92,21 @@ SOURCE: SourceTable = {
     E.BEGIN: {
         S.UNKNOWN: to(S.PREPARING),
         S.REVOKED: to(S.RELEASED),  # the caller sees that nothing was begun and computes without a handoff
-        **refused(S.PREPARING, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED),
+        **refused(S.PREPARING, S.PARKED, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING),
+        **refused(S.RELEASED),
     },
     E.HOLD: {
         S.PREPARING: to(S.HELD),
+        S.PARKED: to(S.HELD),  # what vLLM finished it has resumed
         # refused means: do not defer, vLLM frees the blocks itself
-        **refused(
-            S.UNKNOWN, S.REVOKED, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED
-        ),
+        **refused(S.UNKNOWN, S.REVOKED, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING),
+        **refused(S.RELEASED),
     },
     E.FINISHED: {
         S.PREPARING: to(S.HELD),
+        S.PARKED: _GIVE_UP_IDLE,  # finished without being resumed: aborted while preempted
         S.PUSHING: stay(),
-        S.PAUSED: to(S.ABORTING, F.SEND_ABORT),  # finished without being resumed: aborted while preempted
+        S.PAUSED: to(S.ABORTING, F.SEND_ABORT),  # likewise
         S.CONFIRMED: stay(F.FREE_BLOCKS),
         S.ABORTING: stay(),
         S.CLOSING: stay(),
@@ -113,17 +117,20 @@ SOURCE: SourceTable = {
     },
     E.CANCEL: {
         S.PREPARING: _GIVE_UP_IDLE,
+        S.PARKED: _GIVE_UP_IDLE,
         S.HELD: _GIVE_UP_IDLE,
         S.PUSHING: _GIVE_UP_WRITING,
         S.PAUSED: to(S.ABORTING, F.SEND_ABORT),
         **ignored(S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED, S.REVOKED, S.UNKNOWN),
     },
     E.PREEMPTED: {
+        S.PREPARING: to(S.PARKED),
         S.PUSHING: to(S.PAUSED, F.STOP_SUBMITTING),
-        **ignored(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED),
+        **ignored(S.UNKNOWN, S.REVOKED, S.PARKED, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED),
         **refused(S.HELD),  # a finished request cannot be preempted
     },
     E.RESUMED: {
+        S.PARKED: to(S.PREPARING),
         S.PAUSED: to(S.PUSHING, F.REPLAN),
         **ignored(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PUSHING, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED),
         **refused(S.HELD),
@@ -131,6 +138,7 @@ SOURCE: SourceTable = {
     # --- layer-wise: the claim and P's own writes --------------------------------------------------------------
     E.GRANTED: {
         S.PREPARING: to(S.PUSHING),
+        S.PARKED: to(S.PAUSED),
         S.HELD: to(S.PUSHING),
         **ignored(S.PUSHING, S.PAUSED, S.CONFIRMED),
         # granted after P gave up: D must hear that nobody will write
@@ -142,6 +150,7 @@ SOURCE: SourceTable = {
     },
     E.DENIED: {
         S.PREPARING: _GIVE_UP_IDLE,
+        S.PARKED: _GIVE_UP_IDLE,
         S.HELD: _GIVE_UP_IDLE,
         S.PUSHING: to(S.ABORTING, F.STOP_SUBMITTING),
         S.PAUSED: to(S.ABORTING),
@@ -149,25 +158,24 @@ SOURCE: SourceTable = {
     },
     E.WRITE: {
         S.PUSHING: stay(),
-        **refused(
-            S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED
-        ),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD, S.PAUSED, S.CONFIRMED, S.ABORTING),
+        **refused(S.CLOSING, S.RELEASED),
     },
     E.WRITES_DONE: {
         S.PUSHING: to(S.CONFIRMED, F.SEND_PUSHED, F.FREE_BLOCKS),
         **ignored(S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED, S.PAUSED),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD),
     },
     E.WRITE_ERROR: {
         S.PUSHING: _CLOSE,
         S.PAUSED: _CLOSE,
         S.ABORTING: to(S.CLOSING, F.CLOSE_SESSION),
         **ignored(S.CLOSING, S.RELEASED),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD, S.CONFIRMED),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD, S.CONFIRMED),
     },
     E.DRAINED: {
         S.ABORTING: to(S.RELEASED, F.FREE_BLOCKS, F.SEND_DRAINED),
-        **ignored(S.PUSHING, S.PAUSED, S.CONFIRMED, S.CLOSING, S.RELEASED, S.PREPARING, S.HELD),
+        **ignored(S.PUSHING, S.PAUSED, S.CONFIRMED, S.CLOSING, S.RELEASED, S.PREPARING, S.PARKED, S.HELD),
         **refused(S.UNKNOWN, S.REVOKED),
     },
     E.DRAIN_OVERDUE: {
@@ -175,7 +183,7 @@ SOURCE: SourceTable = {
         S.PAUSED: _CLOSE,
         S.ABORTING: to(S.CLOSING, F.CLOSE_SESSION),
         **ignored(S.CLOSING, S.RELEASED, S.CONFIRMED),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD),
     },
     E.SESSION_CLOSED: {
         S.CLOSING: to(S.RELEASED, F.FREE_BLOCKS, F.SEND_DRAINED),
@@ -183,42 +191,43 @@ SOURCE: SourceTable = {
         # another transfer's error closed the session under this one: what it had in flight is lost
         S.PUSHING: to(S.RELEASED, F.STOP_SUBMITTING, F.FREE_BLOCKS, F.SEND_DRAINED),
         S.PAUSED: to(S.RELEASED, F.FREE_BLOCKS, F.SEND_DRAINED),
-        **ignored(S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD, S.CONFIRMED, S.RELEASED),
+        **ignored(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD, S.CONFIRMED, S.RELEASED),
     },
     E.CLOSE_FAILED: {
         S.CLOSING: stay(F.DEMAND_RESTART),
-        **ignored(
-            S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.RELEASED
-        ),
+        **ignored(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED),
+        **ignored(S.ABORTING, S.RELEASED),
     },
     E.TOLD: {
         S.CONFIRMED: to(S.RELEASED, F.FREE_BLOCKS),
         **ignored(S.ABORTING, S.CLOSING, S.RELEASED, S.UNKNOWN, S.REVOKED),
-        **refused(S.PREPARING, S.HELD, S.PUSHING, S.PAUSED),
+        **refused(S.PREPARING, S.PARKED, S.HELD, S.PUSHING, S.PAUSED),
     },
     # --- pull: vouching ----------------------------------------------------------------------------------------
     E.DONE_PART: {
         S.HELD: stay(),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING),
+        **refused(S.CLOSING),
         **refused(S.RELEASED),
     },
     E.DONE_LAST: {
         S.HELD: to(S.CONFIRMED, F.FREE_BLOCKS),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING),
+        **refused(S.CLOSING),
         **refused(S.RELEASED),
     },
     E.DONE_AGAIN: {
         **ignored(S.HELD, S.CONFIRMED, S.ABORTING, S.CLOSING, S.RELEASED),
-        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PUSHING, S.PAUSED),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.PUSHING, S.PAUSED),
     },
     E.DONE_OTHER: {
-        **refused(
-            S.UNKNOWN, S.REVOKED, S.PREPARING, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED, S.ABORTING, S.CLOSING
-        ),
+        **refused(S.UNKNOWN, S.REVOKED, S.PREPARING, S.PARKED, S.HELD, S.PUSHING, S.PAUSED, S.CONFIRMED),
+        **refused(S.ABORTING, S.CLOSING),
         **refused(S.RELEASED),
     },
     E.RENEW: {
         S.PREPARING: stay(),
+        S.PARKED: stay(),
         S.HELD: stay(),
         **ignored(S.PUSHING, S.PAUSED, S.CONFIRMED),
         **refused(S.UNKNOWN, S.REVOKED, S.ABORTING, S.CLOSING, S.RELEASED),
@@ -227,6 +236,7 @@ SOURCE: SourceTable = {
     E.RELEASE: {
         S.UNKNOWN: to(S.REVOKED),
         S.PREPARING: _GIVE_UP_IDLE,
+        S.PARKED: _GIVE_UP_IDLE,
         S.HELD: _GIVE_UP_IDLE,
         S.PUSHING: _GIVE_UP_WRITING,
         S.PAUSED: to(S.ABORTING, F.SEND_ABORT),
@@ -235,6 +245,7 @@ SOURCE: SourceTable = {
     E.PEER_ABORT: {
         S.UNKNOWN: to(S.REVOKED),
         S.PREPARING: _GIVE_UP_IDLE,
+        S.PARKED: _GIVE_UP_IDLE,
         S.HELD: _GIVE_UP_IDLE,
         S.PUSHING: to(S.ABORTING, F.STOP_SUBMITTING),
         S.PAUSED: to(S.ABORTING),
@@ -245,6 +256,7 @@ SOURCE: SourceTable = {
     },
     E.DEADLINE: {
         S.PREPARING: _GIVE_UP_IDLE,
+        S.PARKED: _GIVE_UP_IDLE,
         S.HELD: _GIVE_UP_IDLE,
         S.PUSHING: _GIVE_UP_WRITING,
         S.PAUSED: to(S.ABORTING, F.SEND_ABORT),

@@ -257,6 +257,16 @@ def test_preemption_that_does_not_drain_closes_the_session() -> None:
     assert CloseSession("t") in ledger.drain_overdue("t", 4.0)
 
 
+def test_a_request_preempted_before_the_grant_writes_only_after_it_resumed() -> None:
+    ledger = SourceLedger("p1", LIMITS)
+    ledger.begin("t", "req", 0.0, sink=D)
+    ledger.preempted("t", 1.0)
+    ledger.granted("t", D, 2.0)
+    assert not ledger.submit("t", 2.1)
+    assert ledger.resumed("t", 3.0) == [Replan("t")]
+    assert ledger.submit("t", 3.1)
+
+
 def test_a_denied_claim_gives_the_blocks_back() -> None:
     ledger = SourceLedger("p1", LIMITS)
     ledger.begin("t", "req", 0.0, sink=D)
