@@ -34,4 +34,4 @@ def flags_of(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word[1:2].isdigit()
+    return word.startswith("-") and not word[1:2].isdecimal()

@@ -109,7 +109,7 @@ class Pool:
     def context_parallel(self) -> int:
         """Prefill or decode context parallel size from `extraArgs`, the larger one."""
         sizes = ("--prefill-context-parallel-size", "--decode-context-parallel-size")
-        return max(int(v) if (v := self.flags.get(flag, "1")).isdigit() else 1 for flag in sizes)
+        return max(int(v) if (v := self.flags.get(flag, "1")).isdecimal() else 1 for flag in sizes)
 
     @cached_property
     def memory(self) -> MemoryBudget | None:

@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pool", default="", help="with --depth host: the pool this node belongs to")
     parser.add_argument("--replica", type=int, default=0, help="with --depth host: which replica of it")
+    parser.add_argument("--node", type=int, default=0, help="with --depth host: which node of the replica")
     parser.add_argument(
         "--peer", action="append", default=[], help="a device address of another node to ping; may be repeated"
     )

@@ -34,6 +34,10 @@ Hosts = Annotated[tuple[Host, ...], Strict(False)]
 Environment = dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str]
 
 
+PolicyName = Literal["least-tokens", "power-of-two", "prefix", "round-robin", "session"]
+"""Equal to the proxy's registry; a test compares them."""
+
+
 class Hardware(StrEnum):
     """A hardware generation. P and D must be of one."""
 
@@ -212,10 +216,10 @@ class MetaserverSpec(_Strict):
 
 
 class PolicySpec(_Strict):
-    """Names of the proxy's selection policies; the proxy refuses one that it does not know."""
+    """Which of the proxy's selection policies choose P and D."""
 
-    prefill: Annotated[str, Field(min_length=1)] = "least-tokens"
-    decode: Annotated[str, Field(min_length=1)] = "least-tokens"
+    prefill: PolicyName = "least-tokens"
+    decode: PolicyName = "least-tokens"
 
 
 class ProxySpec(_Strict):

@@ -66,6 +66,8 @@ class Probe:
     search_path: str | None = None
     python: str = sys.executable
     """The interpreter that Mooncake is imported with."""
+    node: int = 0
+    """Which host of a replica that has several, when none of them has an address of this machine."""
     peers: tuple[str, ...] = ()
     """Device addresses (A2) or vNIC addresses (A3) of other hosts, to ping."""
 
@@ -74,8 +76,20 @@ def replica_here(subject: Subject, pool: str, replica: int) -> Replica | None:
     """The replica that the operator says this is; without a word, the first one with this machine's address."""
     if pool:
         return subject.topology.replica(pool, replica)
-    addresses = {a.address for nic in psutil.net_if_addrs().values() for a in nic} | {socket.gethostname()}
-    return next((r for r in subject.topology.replicas if addresses & set(r.hosts)), None)
+    own = own_addresses()
+    return next((r for r in subject.topology.replicas if own & set(r.hosts)), None)
+
+
+def own_addresses() -> set[str]:
+    """Every address and name of this machine."""
+    found = {address.address for nic in psutil.net_if_addrs().values() for address in nic}
+    return found | {socket.gethostname(), "localhost"}
+
+
+def host_here(replica: Replica, node: int) -> str:
+    """The host of a replica that this is: by address, else the one the operator says."""
+    own = own_addresses()
+    return next((host for host in replica.hosts if host in own), replica.hosts[node % len(replica.hosts)])
 
 
 def gather(subject: Subject, replica: Replica, probe: Probe) -> HostFacts:
@@ -100,7 +114,7 @@ def gather(subject: Subject, replica: Replica, probe: Probe) -> HostFacts:
         devices=tuple(sorted(f"/dev/{p.name}" for p in (probe.root / "dev").glob("davinci[0-9]*"))),
         packages={name: _installed(options) for name, options in DISTRIBUTIONS.items()},
         shadows={name: found for name in ("proxy", "connectors") if (found := _origin(name))},
-        ports=tuple(_ports(subject, replica)),
+        ports=tuple(_ports(subject, host_here(replica, probe.node))),
         model_dir=pool.model_path,
         model_problem=_model_problem(pool),
         disk_used_percent=_disks(probe.root),
@@ -166,13 +180,8 @@ def _origin(name: str) -> PackageFacts | None:
     return PackageFacts(str(Path(spec.origin).resolve().parent), str(ours))
 
 
-def _ports(subject: Subject, replica: Replica) -> list[PortFacts]:
-    here = set(replica.hosts) if len(replica.hosts) == 1 else set()
-    listeners = [
-        listener
-        for listener in subject.topology.listeners
-        if listener.address.host in here or (listener.pool == replica.pool and replica.in_kubernetes)
-    ]
+def _ports(subject: Subject, host: str) -> list[PortFacts]:
+    listeners = [listener for listener in subject.topology.listeners if listener.address.host == host]
     return [PortFacts(x.address.port, x.what, x.path, _bind_error(x)) for x in listeners]
 
 

@@ -52,7 +52,7 @@ def _gather(subject: Subject, args: argparse.Namespace) -> HostFacts:
         names = ", ".join(f"{p.name} (replicas 0-{p.spec.replicas - 1})" for p in subject.pools)
         what = f"no replica {args.replica} of pool {args.pool!r}" if args.pool else "this host is in no pool"
         raise OperatorError(what, f"say --pool and --replica: {names}")
-    return gather(subject, replica, Probe(peers=tuple(args.peer)))
+    return gather(subject, replica, Probe(node=args.node, peers=tuple(args.peer)))
 
 
 def _read(path: Path) -> HostFacts:

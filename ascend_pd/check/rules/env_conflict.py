@@ -98,7 +98,7 @@ def _npu(subject: Subject, pool: Pool) -> Iterator[Finding]:
         path = _at(subject, pool, "HCCL_INTRA_ROCE_ENABLE")
         yield error(NAME, path, f"{shown} is no valid pair", "set PCIE=1 with ROCE=0, or PCIE=0 with ROCE=1")
     for variable, (low, high) in RANGES.items():
-        if variable in env and not (env[variable].isdigit() and low <= int(env[variable]) <= high):
+        if variable in env and not (env[variable].isdecimal() and low <= int(env[variable]) <= high):
             path = f"{_at(subject, pool, variable)}.{variable}"
             yield error(NAME, path, f"{variable}={env[variable]} is outside {low}-{high}", "choose a value inside")
     yield from _transfer_timeout(subject, pool)
@@ -114,7 +114,7 @@ def _transfer_timeout(subject: Subject, pool: Pool) -> Iterator[Finding]:
     names = ("ASCEND_TRANSFER_TIMEOUT", "HCCL_RDMA_TIMEOUT", "HCCL_RDMA_RETRY_CNT")
     effective = {**transport_environment(subject.spec.connector), **pool.env}
     values = [effective.get(name, "") for name in names]
-    if not all(value.isdigit() for value in values):
+    if not all(value.isdecimal() for value in values):
         return
     transfer_ms, exponent, retries = int(values[0]), min(int(values[1]), 31), int(values[2])
     rdma_ms = 4.096e-3 * 2**exponent * retries

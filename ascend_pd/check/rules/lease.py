@@ -90,7 +90,8 @@ def _timers(subject: Subject) -> Iterator[Finding]:
                 yield error(NAME, f"{pool.path}.env", problem, "remove it: the launcher sets timers in order")
         whole = effective["MC_TRANSFER_TIMEOUT"]
         message = f"MC_TRANSFER_TIMEOUT={whole} is not below transferSeconds {connector.transfer_seconds:g}"
-        if not problems and int(whole) >= connector.transfer_seconds and message not in told:
+        late = whole.isdecimal() and int(whole) >= connector.transfer_seconds
+        if not problems and late and message not in told:
             told.add(message)
             fix = f"at least {int(whole) + 1}, or lower MC_TRANSFER_TIMEOUT"
             yield error(NAME, f"{AT}.transferSeconds", message, fix)

@@ -62,7 +62,7 @@ def _cpu(pool: Pool) -> Finding | None:
     per_token = pool.facts.kv_bytes_per_token_and_rank(
         pool.spec.parallel.tp, pool.spec.parallel.pp, pool.kv_dtype_bytes
     )
-    if not space.isdigit() or not int(space) or not per_token:
+    if not space.isdecimal() or not int(space) or not per_token:
         return None
     tokens = int(int(space) * GIB / per_token)
     if tokens >= pool.max_model_len:

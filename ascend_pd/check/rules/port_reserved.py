@@ -62,4 +62,4 @@ def _window(subject: Subject, pool_name: str, kind: Hardware) -> range:
     window = CATALOGUE[kind].reserved_ports
     env = next((p.env for p in subject.pools if p.name == pool_name), subject.spec.engine.env)
     base = env.get("ASCEND_BASE_PORT", "")
-    return range(int(base), int(base) + len(window)) if base.isdigit() else window
+    return range(int(base), int(base) + len(window)) if base.isdecimal() else window

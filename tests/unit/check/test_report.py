@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,14 @@ sys.exit(" ".join({{"torch", "vllm", "numpy", "transformers", "rich", "psutil"}}
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_gets_the_same_words_in_colour(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, _ = check(capsys, MIXED)
+    assert code == 1
+    assert "\x1b[" in out
+    assert re.sub(r"\x1b\[[0-9;]*m", "", out) == REPORT.format(path=MIXED)

@@ -65,6 +65,6 @@ def check(subject: Subject, pool: Pool, facts: HostFacts) -> Iterator[Finding]:
             NAME, where, f"cards are in different SuperPoDs: {', '.join(sorted(ids))}", "check the cabling"
         )
     declared = (pool.spec.super_pod or "").rpartition("-")[2]
-    if len(ids) == 1 and declared.isdigit() and declared not in ids:
+    if len(ids) == 1 and declared.isdecimal() and declared not in ids:
         message = f"this node is in SuperPoD {ids.pop()}, the file says {pool.spec.super_pod}"
         yield error(NAME, where, message, "correct superPod, or use another node")

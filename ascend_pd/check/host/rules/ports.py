@@ -30,9 +30,9 @@ def reserved(text: str) -> list[range]:
     found = []
     for part in text.strip().split(","):
         low, _, high = part.partition("-")
-        if low.strip().isdigit():
+        if low.strip().isdecimal():
             last = high.strip()
-            found.append(range(int(low), int(last if last.isdigit() else low) + 1))
+            found.append(range(int(low), int(last if last.isdecimal() else low) + 1))
     return found
 
 

@@ -188,3 +188,15 @@ def test_a_pool_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pyte
     assert main(["check", str(spec), "--depth", "host", "--pool", "decod"]) != 0
     error = capsys.readouterr().err
     assert "no replica 0 of pool 'decod' - say --pool and --replica: prefill (replicas 0-0)" in error
+
+
+def test_a_node_of_a_replica_on_several_hosts_binds_its_own_ports_only(tmp_path: Path) -> None:
+    engines = {"hardware": "A2", "parallel": {"dp": 16}, "hosts": ["10.0.0.1", "10.0.0.2"]}
+    data = cluster_data(pool("p", "prefill", 8100, **engines), pool("d", "decode", 8200))
+    cluster = subject_of(parse_spec(text_of(data)).cluster)
+    replica = cluster.topology.replicas[0]
+    probe = Probe(root=tmp_path, search_path=str(tmp_path), python="true", node=1)
+    names = {port.what for port in gather(cluster, replica, probe).ports}
+    assert "HTTP of p/0 DP rank 8" in names
+    assert "HTTP of p/0 DP rank 7" not in names
+    assert "DP coordination of p/0" not in names, "that one is on the first host"
