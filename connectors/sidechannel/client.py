@@ -76,6 +76,8 @@ class _Peer:
 class SideChannelClient:
     """Asks other engines. Thread-safe; one I/O thread, started here and stopped by `close`.
 
+    Give addresses rather than names: ZeroMQ looks a name up on the thread that serves all peers.
+
     Args:
         secret: shared secret, empty for none.
         identity: who asks, for the other side's logs (engine id and epoch, or `proxy`).

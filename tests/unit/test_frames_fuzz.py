@@ -148,6 +148,13 @@ def test_random_transfer_params_are_params_or_a_remote_protocol_error(raw: dict[
         parse_params(raw)
 
 
+@pytest.mark.parametrize("nonce", ["", "0" * 31, "0" * 33])
+def test_a_nonce_of_another_length_is_refused_however_well_it_is_signed(nonce: str) -> None:
+    signer = HttpSigner(SECRET)
+    signature = signer.request_headers("GET", "/", nonce, b"")["X-Ascend-PD-Signature"]
+    assert not signer.request_is_genuine("GET", "/", nonce, signature, b"")
+
+
 @given(st.text(max_size=40), st.text(max_size=40), st.binary(max_size=40), st.data())
 def test_an_http_signature_holds_for_its_own_request_only(
     target: str, nonce_text: str, body: bytes, data: st.DataObject

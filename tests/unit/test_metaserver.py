@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -89,6 +90,7 @@ def test_a_wait_that_runs_out_is_a_404(server) -> None:
     status, answer = server.call("GET", "/v1/reservations/never?wait_s=0.05")
     assert (status, answer["error"]["param"]) == (404, "transfer_id")
     assert server.metaserver.rendezvous.num_waits == 0
+    assert not server.metaserver.rendezvous._waiters
 
 
 def test_who_waits_learns_of_a_release_and_why(server) -> None:
@@ -155,6 +157,9 @@ def test_a_bad_transfer_id_in_the_path_is_a_422(server) -> None:
 
 def test_a_long_body_is_a_413_whether_its_length_is_declared_or_not(server) -> None:
     assert server.call("POST", "/v1/metaserver", b"x" * 10_001)[0] == 413
+    with socket.create_connection((HOST, server.port), timeout=10) as sock:
+        sock.sendall(b"POST /v1/metaserver HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert b" 413 " in sock.recv(1000)  # at once: nothing of the body was sent
     chunked = b"2711\r\n" + b"x" * 10_001 + b"\r\n0\r\n\r\n"
     head = b"POST /v1/metaserver HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection((HOST, server.port), timeout=10) as sock:
@@ -341,6 +346,20 @@ def test_the_process_is_ready_when_it_says_so_and_a_signal_ends_it_with_0_althou
             assert process.wait(20) == 0
             assert b" 404 " in sock.recv(1000)
         assert SECRET.decode() not in ready + process.stderr.read()
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_the_process_raises_its_soft_limit_of_files_for_one_per_wait() -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    command = f"ulimit -S -n 200; exec {sys.executable} -m metaserver --port 0"
+    process = subprocess.Popen(["sh", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "NOT authenticated" in process.stderr.readline()
+        soft, _ = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        assert soft == (1 << 17 if hard == resource.RLIM_INFINITY else min(hard, 1 << 17))
     finally:
         process.kill()
         process.wait()

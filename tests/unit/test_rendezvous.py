@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -138,6 +141,13 @@ def count_posts(server) -> list[str]:
     return posts
 
 
+def test_a_reservation_announced_anew_is_posted_by_the_newest_announcement_alone(client) -> None:
+    with metaserver(secret=SECRET) as server:
+        for _ in range(5):
+            client.announce(server.url, reservation("t1")).result(20)
+        eventually(lambda: len(client._tasks) == len(client._announcing) == 1)
+
+
 def test_a_withdrawn_reservation_ends_waits_and_its_own_announcement(client) -> None:
     with metaserver(secret=SECRET) as server:
         client.announce(server.url, reservation("t1")).result(20)
@@ -218,6 +228,51 @@ def test_something_else_at_the_address_is_not_believed(client) -> None:
     with metaserver() as server, pytest.raises(RemoteProtocolError, match="HTTP 404"):
         unsigned.announce(server.url + "/elsewhere", reservation("t1")).result(20)
     unsigned.close()
+
+
+class Impostor(http.server.BaseHTTPRequestHandler):
+    """Answers everything at once with 404 and a body of `length` bytes."""
+
+    length, asked = 0, 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(404)
+        self.send_header("Content-Length", str(self.length))
+        self.end_headers()
+        self.wfile.write(bytes(self.length))
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def impostor(length: int) -> Iterator[tuple[str, type[Impostor]]]:
+    handler = type("Handler", (Impostor,), {"length": length})
+    server = http.server.ThreadingHTTPServer((HOST, 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_address[1]}", handler
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_who_says_no_at_once_is_not_asked_without_a_pause() -> None:
+    client = RendezvousClient(b"", "p0")
+    with impostor(0) as (url, handler), pytest.raises(UnreachableError):
+        client.wait_for(url, "t1", 1.0).result(20)
+    assert 1 <= handler.asked <= 10
+    client.close()
+
+
+def test_an_endless_answer_is_cut_off() -> None:
+    client = RendezvousClient(b"", "p0")
+    with impostor(5 << 20) as (url, _), pytest.raises(RemoteProtocolError, match="longer than"):
+        client.wait_for(url, "t1", 20).result(20)
+    client.close()
 
 
 def test_a_cancelled_wait_stops_asking(client) -> None:

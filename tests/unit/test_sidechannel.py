@@ -195,8 +195,9 @@ def test_malformed_and_foreign_frames_are_counted_and_dropped(client) -> None:
         dealer.send(b"garbage")
         dealer.send_multipart([b"", b"a REQ socket"])
         dealer.send_multipart([b"x"] * 100)
+        dealer.send_multipart([FrameCodec(SECRET).encode_request(bytes(16), "x", RENEW), b"more"])
         dealer.send(FrameCodec(SECRET).encode_reply(bytes(16), "x", Answer(verdict=Verdict.OK)))
-        eventually(lambda: server.counters() == {"foreign": 4, "malformed": 1})
+        eventually(lambda: server.counters() == {"foreign": 5, "malformed": 1})
         assert not dealer.poll(0)
         assert client.request((HOST, server.port), RENEW, 5)
 
@@ -211,9 +212,68 @@ def test_bytes_that_are_not_zmq_at_all_do_not_stop_the_server(client) -> None:
 
 def test_a_frame_over_the_bound_costs_its_sender_the_connection_and_nobody_else(client) -> None:
     with serving() as server, raw_dealer(server.port) as dealer:
+        monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         dealer.send(bytes(1 << 20))
+        assert monitor.poll(10_000)
+        dealer.disable_monitor()
+        monitor.close()
         assert client.request((HOST, server.port), RENEW, 5)
-        assert "foreign" not in server.counters()
+        assert server.counters() == {"received.renew": 1}
+
+
+def test_a_flood_of_bad_frames_does_not_flood_the_log(caplog) -> None:
+    with serving() as server, raw_dealer(server.port) as dealer:
+        for _ in range(1000):
+            dealer.send(b"noise")
+        eventually(lambda: server.counters() == {"foreign": 1000})
+    assert 1 <= len(caplog.records) <= 10
+
+
+def test_timers_run_between_requests_however_many_are_waiting() -> None:
+    begun, go, handled = threading.Event(), threading.Event(), []
+    when_called: list[int] = []
+
+    def handler(request: Request) -> Reply:
+        begun.set()
+        go.wait(10)
+        handled.append(request)
+        return Answer(verdict=Verdict.OK)
+
+    with serving(handler) as server, raw_dealer(server.port) as dealer:
+        frame = FrameCodec(SECRET).encode_request(bytes(16), "x", RENEW)
+        for _ in range(250):
+            dealer.send(frame)
+        assert begun.wait(10)
+        server.call_soon(lambda: when_called.append(len(handled)))
+        go.set()
+        eventually(lambda: len(handled) == 250)
+        assert when_called[0] < 250
+
+
+@pytest.mark.timeout(30)
+def test_calls_wake_a_server_that_has_nothing_to_do() -> None:
+    with serving() as server:
+        for _ in range(100):  # each would take up to a second if the server slept on
+            ran = threading.Event()
+            server.call_soon(ran.set)
+            assert ran.wait(10)
+
+
+def test_an_answer_to_a_peer_that_has_gone_is_counted() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def handler(request: Request) -> Reply:
+        begun.set()
+        go.wait(10)
+        return Answer(verdict=Verdict.OK)
+
+    with serving(handler) as server:
+        with raw_dealer(server.port) as dealer:
+            dealer.send(FrameCodec(SECRET).encode_request(bytes(16), "x", RENEW))
+            assert begun.wait(10)
+        time.sleep(0.2)  # the server's I/O thread has to notice that the connection is closed
+        go.set()
+        eventually(lambda: server.counters().get("reply_lost") == 1)
 
 
 def test_a_flood_holds_up_neither_timers_nor_others(client) -> None:
@@ -346,6 +406,9 @@ def test_peers_are_bounded_and_the_longest_idle_makes_room() -> None:
         for server in (one, two, three, one, two, three):
             assert client.request((HOST, server.port), RENEW, 10)
         assert client.counters()["evicted"] == 4
+        assert client.request((HOST, two.port), RENEW, 10)  # three is idle longest now
+        assert client.request((HOST, one.port), RENEW, 10)
+        assert [port for _, port in client._peers] == [two.port, one.port]
         address = (HOST, mute.getsockname()[1])
         stuck = client.submit(address, RENEW, 60)
         assert client.request((HOST, one.port), RENEW, 10)
