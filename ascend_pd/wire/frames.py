@@ -33,7 +33,8 @@ REQUEST_ID_BYTES = 16
 MAC_BYTES = 32
 HEADER_BYTES = len(MAGIC) + 2
 OVERHEAD_BYTES = HEADER_BYTES + MAC_BYTES
-MAX_REQUEST_BYTES = 256 << 10
+MAX_REQUEST_BYTES = 1 << 20
+"""A Stage carries all block ids of a request: some 200 000 fit."""
 MAX_REPLY_BYTES = 16 << 20
 """A HelloReply carries the layout of every worker."""
 MAX_SENDER_CHARS = 256

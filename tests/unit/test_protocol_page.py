@@ -55,7 +55,7 @@ def test_figures_are_those_of_the_code(text: str) -> None:
     settings = Settings()
     for figure in (
         f"**{WIRE_VERSION}**",
-        f"{MAX_REQUEST_BYTES >> 10} KiB",
+        f"{MAX_REQUEST_BYTES >> 20} MiB",
         f"{MAX_REPLY_BYTES >> 20} MiB",
         f"{_FIRST_REPEAT_S:g} s",
         f"{_LONGEST_REPEAT_S:g} s",

@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from ascend_pd.errors import OperatorError, RemoteProtocolError, UnreachableError
-from ascend_pd.wire.frames import FrameCodec
+from ascend_pd.wire.frames import MAX_REQUEST_BYTES, FrameCodec
 from ascend_pd.wire.messages import Answer, Ask, Release, Renew, Reply, Request, Story, Verdict
 from connectors.sidechannel.client import SideChannelClient
 from connectors.sidechannel.server import SideChannelServer
@@ -213,7 +213,7 @@ def test_bytes_that_are_not_zmq_at_all_do_not_stop_the_server(client) -> None:
 def test_a_frame_over_the_bound_costs_its_sender_the_connection_and_nobody_else(client) -> None:
     with serving() as server, raw_dealer(server.port) as dealer:
         monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        dealer.send(bytes(1 << 20))
+        dealer.send(bytes(MAX_REQUEST_BYTES + 1))
         assert monitor.poll(10_000)
         dealer.disable_monitor()
         monitor.close()
