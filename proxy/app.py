@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 import ascend_pd
@@ -81,12 +81,12 @@ def check_key(app: ProxyApp, request: Request) -> None:
 
 
 def _add_status_routes(app: ProxyApp) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=Response)
     async def health() -> Response:
         """Live: the process serves."""
         return Response(status_code=200)
 
-    @app.get("/ready")
+    @app.get("/ready", responses={503: {"description": "Not now", "content": {"application/json": {}}}})
     async def ready() -> JSONResponse:
         """Ready: a request can be served now."""
         able = app.services.fleet.ready() and not app.services.admission.draining
@@ -97,7 +97,7 @@ def _add_status_routes(app: ProxyApp) -> None:
         """This proxy's version."""
         return JSONResponse({"version": ascend_pd.__version__})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         """Prometheus metrics. They name instances, so API keys guard them where there are any."""
         check_key(app, request)

@@ -57,7 +57,6 @@ def _operation(path: str) -> dict[str, Any]:
         "additionalProperties": True,
         "not": {"anyOf": [{"required": ["kv_transfer_params"]}, {"required": ["ec_transfer_params"]}]},
     }
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     return {
         "summary": path,
         "description": "As the engine serves it; `kv_transfer_params` is set by the proxy alone.",
@@ -67,15 +66,27 @@ def _operation(path: str) -> dict[str, Any]:
                 "description": "The engine's answer, or with `stream` its events",
                 "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
             },
-            **{code: {"description": text, "content": error} for code, text in _STATUSES.items()},
+            **_errors(),
         },
     }
 
 
+def _errors() -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {code: {"description": text, "content": content} for code, text in _STATUSES.items()}
+
+
 def document(base: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's document and the token-carrying endpoints."""
+    """FastAPI's document, its errors in our shape, and the token-carrying endpoints."""
     components = base.setdefault("components", {})
     components.setdefault("schemas", {})["Error"] = _ERROR
-    for path in (CHAT, COMPLETIONS, *WHOLE_PATHS):
-        base["paths"][path] = {"post": _operation(path)}
+    for path in base["paths"].values():
+        for operation in path.values():
+            operation["responses"] = {**_errors(), **operation["responses"]}
+    for name in ("/tokenize", "/detokenize"):
+        operation = base["paths"][name]["post"]
+        schema = {"type": "object", "properties": {"model": {"type": "string"}}, "additionalProperties": True}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    for name in (CHAT, COMPLETIONS, *WHOLE_PATHS):
+        base["paths"][name] = {"post": _operation(name)}
     return base

@@ -95,6 +95,7 @@ class FakeEngine:
         self.running = 0
         self.url = ""
         self.lease_s = 30.0
+        self.healthy = True
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> FakeEngine:
@@ -102,6 +103,10 @@ class FakeEngine:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self._serve)
         app.router.add_post("/v1/completions", self._serve)
+        app.router.add_post("/v1/responses", self._serve)
+        app.router.add_post("/v1/messages", self._serve)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._tokenize)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -121,7 +126,10 @@ class FakeEngine:
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model"}]})
 
     async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"tokens": list((await request.text()).encode()), "max_model_len": 4096})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -153,6 +161,7 @@ class FakeEngine:
             return web.Response()
         if fault is Fault.GARBAGE:
             return web.Response(body=b"\x00not json", content_type="application/json")
+        check_shape(request.path, body)
         if body.get("model") != self.model:
             return error_response(404, f"The model `{body.get('model')}` does not exist.")
         raw = body.get("kv_transfer_params")
@@ -223,6 +232,22 @@ class FakeEngine:
         return False
 
 
+def check_shape(path: str, body: dict[str, Any]) -> None:
+    """The little of vLLM's validation that a client meets first.
+
+    Raises:
+        BadRequest
+    """
+    for name in ("max_tokens", "max_completion_tokens", "n"):
+        value = body.get(name)
+        if value is not None and (type(value) is not int or not 0 < value < 100_000):
+            raise BadRequest(f"{name} must be a positive integer")
+    if not isinstance(body.get("stream"), bool | None) or not isinstance(body.get("stream_options"), dict | None):
+        raise BadRequest("stream must be a boolean and stream_options an object")
+    if path.endswith("completions") and not isinstance(body.get("messages", body.get("prompt")), str | list):
+        raise BadRequest("no prompt")
+
+
 ERROR_EVENT = (
     b'data: {"error": {"message": "EngineCore request failed", "type": "InternalServerError", '
     b'"param": null, "code": 500}}\n\n'
@@ -244,7 +269,7 @@ def words_of(body: dict[str, Any]) -> list[str]:
     """The answer's tokens: they depend on the prompt and the limit alone."""
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or len(WORDS)
     shift = hashlib.sha256(prompt_of(body).encode()).digest()[0] % len(WORDS)
-    return [WORDS[(shift + i) % len(WORDS)] for i in range(limit)]
+    return [WORDS[(shift + i) % len(WORDS)] for i in range(min(limit, 200))]
 
 
 def usage_of(body: dict[str, Any]) -> dict[str, int]:
