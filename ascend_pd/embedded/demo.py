@@ -51,8 +51,8 @@ def run_demo(mode: Mode, log_dir: Path, ready_s: float) -> str:
         print(flush=True)
         figures = measured(topology.proxy.host, topology.proxy.port, answer.transfer_id)
         supervisor.check()
-    for line in report_lines(answer, figures):
-        say(line)
+        for line in report_lines(answer, figures):
+            say(line)
     return last_line(mode, answer, figures)
 
 
