@@ -16,6 +16,7 @@ from connectors.settings import ConnectorSettings
 from connectors.transport import Placement, create
 from connectors.transport.base import Transport
 from connectors.transport.faulty import FaultyTransport
+from connectors.transport.stage_service import StageService
 
 
 class Rank:
@@ -30,6 +31,7 @@ class Rank:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._layout: KVLayout | None = None
+        self._stage: StageService | None = None
         self.device = create_device(settings.config.hardware)
         self.device.bind_thread()
         self.transport: Transport = create(settings.config, Placement(settings.role, self.device.index))
@@ -52,6 +54,24 @@ class Rank:
         tensors = (tensor for cache in kv_caches.values() for tensor in tensors_of(cache))
         self.transport.register(self.device.adopt(tensors))
 
+    def serve_stages(self) -> None:
+        """Gather small pieces for peers that ask: called once, after `register`, where peers read from here.
+
+        Raises:
+            OperatorError: the host's address cannot be listened on.
+        """
+        config = self._settings.config
+        if config.staging_bytes:
+            self._stage = StageService(
+                self.device,
+                self.transport,
+                self.info.layout,
+                host=config.host,
+                secret=self._settings.secret,
+                staging_bytes=config.staging_bytes,
+                idle_s=2 * config.max_hold_seconds,
+            )
+
     @property
     def info(self) -> WorkerInfo:
         """What peers must know of this rank now.
@@ -67,9 +87,13 @@ class Rank:
             pp_rank=layout.pp_rank,
             transport=self.transport.name,
             session=self.transport.session,
+            stage_port=self._stage.port if self._stage else 0,
+            stage_life=self._stage.life if self._stage else "",
             layout=layout,
         )
 
     def close(self) -> None:
-        """Close the endpoint. Safe to repeat."""
+        """Close the endpoint and the staging service. Safe to repeat."""
+        if self._stage:
+            self._stage.close()
         self.transport.close()

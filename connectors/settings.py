@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
     """What both connectors and both of their sides need to know about this engine."""

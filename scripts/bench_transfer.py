@@ -38,7 +38,6 @@ from ascend_pd.layout.description import KVLayout, Part, Region  # noqa: E402
 from ascend_pd.layout.pieces import Pieces  # noqa: E402
 from ascend_pd.layout.plan import pair  # noqa: E402
 from ascend_pd.wire.environment import mooncake_environment  # noqa: E402
-from ascend_pd.wire.identity import EngineRef  # noqa: E402
 from ascend_pd.wire.messages import WorkerInfo  # noqa: E402
 from connectors.device.cpu import CpuDevice  # noqa: E402
 from connectors.sidechannel.client import SideChannelClient  # noqa: E402
@@ -50,7 +49,6 @@ from connectors.transport.stage_service import StageService  # noqa: E402
 TOTAL = 64 << 20
 MAX_BATCH = 1024
 HOST = "127.0.0.1"
-SOURCE, SINK = EngineRef("prefill", "e1"), EngineRef("decode", "e2")
 
 
 @dataclass(frozen=True)
@@ -131,12 +129,10 @@ class Worker:
         self.base = cache.range.address
         self.transport.register([cache.range])
         self.layout = shape.layout(self.base, self.tp)
-        epoch = (SOURCE if role == "prefill" else SINK).epoch
         self.service = StageService(
             self.device,
             self.transport,
             self.layout,
-            epoch,
             host=HOST,
             secret=b"",
             staging_bytes=staging_bytes,
@@ -151,6 +147,7 @@ class Worker:
             transport=self.transport.name,
             session=self.transport.session,
             stage_port=self.service.port,
+            stage_life=self.service.life,
             layout=self.layout,
         )
 
@@ -236,15 +233,15 @@ class Run:
         self.push = StagedRequest(
             pair(self.pusher.layout, self.sink.info.layout, heads), 0, self.source_ids, self.sink_ids
         )
-        self.reader = self.mover(self.puller, SINK, push=False, staging_bytes=staging_bytes)
-        self.writer = self.mover(self.pusher, SOURCE, push=True, staging_bytes=staging_bytes)
+        self.reader = self.mover(self.puller, "puller", push=False, staging_bytes=staging_bytes)
+        self.writer = self.mover(self.pusher, "pusher", push=True, staging_bytes=staging_bytes)
         self.pieces = self.pull.pair.pieces(self.source_ids, self.sink_ids, *self.tokens)
         if self.pieces.num_bytes != self.shape.total:
             raise SystemExit(
                 f"{self.shape.name}: the plan moves {self.pieces.num_bytes} bytes, not {self.shape.total}"
             )
 
-    def mover(self, worker: Worker, me: EngineRef, *, push: bool, staging_bytes: int) -> Mover:
+    def mover(self, worker: Worker, me: str, *, push: bool, staging_bytes: int) -> Mover:
         return Mover(
             worker.device,
             worker.transport,
@@ -259,8 +256,9 @@ class Run:
         return {
             "one write (library)": self.one_write,
             "one read (library)": self.one_read,
-            "ours, pull": lambda: self.moved(self.reader, SOURCE, self.source, self.pull),
-            "ours, push": lambda: self.moved(self.writer, SINK, self.sink, self.push),
+            "one write (our transport)": self.one_piece,
+            "ours, pull": lambda: self.moved(self.reader, self.source, self.pull),
+            "ours, push": lambda: self.moved(self.writer, self.sink, self.push),
             "same pieces unstaged": lambda: self.puller.transport.read(
                 self.source.info.session, self.pieces, deadline()
             ),
@@ -268,8 +266,8 @@ class Run:
             "plain socket": self.plain_socket,
         }
 
-    def moved(self, mover: Mover, peer: EngineRef, at: Peer, request: StagedRequest) -> None:
-        if mover.move(peer, HOST, at.info, request, self.tokens, deadline()) != self.shape.total:
+    def moved(self, mover: Mover, at: Peer, request: StagedRequest) -> None:
+        if mover.move(HOST, at.info, request, self.tokens, deadline()) != self.shape.total:
             raise SystemExit("bytes are missing")
 
     def one_write(self) -> None:
@@ -278,6 +276,10 @@ class Run:
                 self.sink.info.session, self.pusher.base, self.sink.base, self.shape.total
             )
         )
+
+    def one_piece(self) -> None:
+        piece = Pieces(*(np.array([x], np.int64) for x in (self.pusher.base, self.sink.base, self.shape.total)))
+        self.pusher.transport.write(self.sink.info.session, piece, deadline())
 
     def one_read(self) -> None:
         self.check(
@@ -313,7 +315,7 @@ class Run:
 
     def verify(self) -> None:
         """Once, before the clock runs: the right bytes at the right places."""
-        self.moved(self.reader, SOURCE, self.source, self.pull)
+        self.moved(self.reader, self.source, self.pull)
         got = gathered(self.puller, self.pieces.sink, self.pieces.length)
         self.puller.transport.read(
             self.source.info.session, Pieces(self.pieces.source, self.pieces.sink, self.pieces.length), deadline()
@@ -338,37 +340,47 @@ def gathered(worker: Worker, address: np.ndarray, length: np.ndarray) -> np.ndar
     )
 
 
-def measure(key: str, rounds: int, staging_bytes: int) -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class Sample:
+    """One transfer: how long it took, and this (the active) process's CPU time in it."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def measure(key: str, rounds: int, staging_bytes: int) -> dict[str, list[Sample]]:
     run = Run(key, staging_bytes)
     try:
         run.verify()
         designs = run.designs()
         for move in designs.values():
             move()
-        seconds: dict[str, list[float]] = {name: [] for name in designs}
+        samples: dict[str, list[Sample]] = {name: [] for name in designs}
         for _ in range(rounds):
             for name, move in designs.items():
-                started = time.perf_counter()
+                started, busy = time.perf_counter(), time.process_time()
                 move()
-                seconds[name].append(time.perf_counter() - started)
-        return seconds
+                samples[name].append(Sample(time.perf_counter() - started, time.process_time() - busy))
+        return samples
     finally:
         run.close()
 
 
-def table(shape: Shape, seconds: dict[str, list[float]]) -> str:
-    base = statistics.median(seconds["one write (library)"])
+def table(shape: Shape, samples: dict[str, list[Sample]]) -> str:
+    base = statistics.median(sample.wall_s for sample in samples["one write (library)"])
     lines = [
         f"{shape.name}: {shape.layers * shape.num_blocks} pieces of {shape.piece_bytes >> 10} KiB",
         "",
-        "| design | ms | best ms | GB/s | of the one write |",
-        "|---|---|---|---|---|",
+        "| design | ms | best ms | CPU ms | GB/s | of the one write |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, values in seconds.items():
-        median = statistics.median(values)
+    for name, values in samples.items():
+        median = statistics.median(sample.wall_s for sample in values)
+        best = min(sample.wall_s for sample in values)
+        cpu = statistics.median(sample.cpu_s for sample in values)
         lines.append(
-            f"| {name} | {median * 1e3:.1f} | {min(values) * 1e3:.1f} | {shape.total / median / 1e9:.2f} "
-            f"| {base / median:.0%} |"
+            f"| {name} | {median * 1e3:.1f} | {best * 1e3:.1f} | {cpu * 1e3:.1f} "
+            f"| {shape.total / median / 1e9:.2f} | {base / median:.0%} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -50,6 +50,7 @@ def _extra_config(
         "max_hold_seconds": connector.max_hold_seconds,
         "transfer_seconds": connector.transfer_seconds,
         "quarantine_seconds": connector.quarantine_seconds,
+        "staging_bytes": connector.staging_bytes,
     }
     if connector.secret_file:
         config["secret_file"] = connector.secret_file

@@ -155,6 +155,8 @@ class ConnectorSpec(_Strict):
     """Bound on waiting for drained acknowledgements before D fences its own endpoint."""
     load_failure_policy: Literal["fail", "recompute"] = "fail"
     checksum: bool = False
+    staging_bytes: Bytes = 64 << 20
+    """Memory per worker and peer in which small pieces travel packed; 0 moves each by itself."""
     memfabric_store: str | None = None
     """`tcp://host:port` of MemFabric's configuration store."""
     closed_network: bool = False

@@ -38,6 +38,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The name under which the transport's peers reach this worker; new after each fence."""
     stage_port: int = 0
     """Where this worker takes Stage messages; 0 when it stages nothing."""
+    stage_life: str = ""
+    """Names this life of the service there: a nonce."""
     layout: KVLayout
 
 
@@ -167,9 +169,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class StageOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stage_open"):
     """Active rank → passive rank: I want to move small pieces packed; give me slots of your staging buffer."""
 
-    epoch: str
-    """The receiver's epoch."""
-    caller: EngineRef
+    life: str
+    """The receiver's, from its `WorkerInfo`."""
+    caller: str
+    """Names this life of the caller: a nonce."""
     layout: KVLayout
     """The caller's: both ends derive addresses from the same plan."""
     push: bool

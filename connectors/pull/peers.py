@@ -10,6 +10,7 @@ from ascend_pd.errors import PairingError
 from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.plan import TransferPlan, pull_plan
 from ascend_pd.wire.identity import EngineRef, Fingerprint
+from ascend_pd.wire.messages import WorkerInfo
 from connectors.handshake import Address, shake_hands
 from connectors.sidechannel.client import SideChannelClient
 
@@ -22,8 +23,8 @@ class Source:
 
     engine: EngineRef
     plan: TransferPlan
-    sessions: dict[int, str]
-    """Transport session by worker number (`KVLayout.worker`)."""
+    workers: dict[int, WorkerInfo]
+    """By worker number (`KVLayout.worker`)."""
 
 
 class PeerDirectory:
@@ -85,5 +86,5 @@ class PeerDirectory:
         return Source(
             engine=reply.engine,
             plan=pull_plan([worker.layout for worker in reply.workers], self._layout),
-            sessions={worker.layout.worker: worker.session for worker in reply.workers},
+            workers={worker.layout.worker: worker for worker in reply.workers},
         )

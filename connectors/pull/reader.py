@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ascend_pd.errors import AscendPdError, TransferError
-from ascend_pd.layout.pieces import Pieces
+from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.plan import salt_of
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Done, Reply, Verdict
@@ -39,6 +39,8 @@ from connectors.pull.peers import PeerDirectory, Source
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.base import Transport
+from connectors.transport.mover import Mover
+from connectors.transport.stage_peer import StagedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,11 @@ class _Load:
     @property
     def address(self) -> Address:
         return self.order.handoff.remote_host, self.order.handoff.remote_port
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """First and end of what is read."""
+        return self.order.num_cached_tokens, self.order.handoff.num_prompt_tokens
 
     @property
     def source(self) -> EngineRef:
@@ -96,7 +103,7 @@ class Reader:
         peers: PeerDirectory,
         client: SideChannelClient,
         *,
-        tp_rank: int,
+        layout: KVLayout,
         single_group: bool,
     ) -> None:
         config = settings.config
@@ -104,7 +111,7 @@ class Reader:
         self._transport = transport
         self._peers = peers
         self._client = client
-        self._tp_rank = tp_rank
+        self._tp_rank = layout.tp_rank
         self._single_group = single_group
         self._ledger = SinkLedger(
             "worker",
@@ -119,9 +126,18 @@ class Reader:
         self._owners: dict[str, str] = {}
         self._results = LoadResults()
         self._fence_is_due = False
-        self._lanes = Lanes(f"pull-r{tp_rank}", device.bind_thread)
+        self._mover = Mover(
+            device,
+            transport,
+            client,
+            f"{settings.engine_id}/{uuid.uuid4().hex}",
+            layout,
+            push=False,
+            staging_bytes=config.staging_bytes,
+        )
+        self._lanes = Lanes(f"pull-r{layout.tp_rank}", device.bind_thread)
         self._driver: LedgerDriver[SinkAction] = LedgerDriver(
-            f"pull-clock-r{tp_rank}", self._perform, device.bind_thread
+            f"pull-clock-r{layout.tp_rank}", self._perform, device.bind_thread
         )
         """Its lock guards everything above."""
         self._driver.open(self._ledger)
@@ -166,6 +182,7 @@ class Reader:
         """End all threads. The transport is closed by its owner, before this, so that reads return."""
         self._lanes.close()
         self._driver.close()
+        self._mover.close()
 
     # --- a lane's thread ---------------------------------------------------------------------------------------
 
@@ -175,31 +192,26 @@ class Reader:
                 load.address, load.source, min(_HANDSHAKE_S, load.deadline - time.monotonic())
             )
             load.shaken = time.monotonic()
-            pieces = source.plan.pieces(
-                load.order.handoff.remote_block_ids,
-                load.order.block_ids,
-                load.order.num_cached_tokens,
-                load.order.handoff.num_prompt_tokens,
-                salt=salt_of(load.transfer_id),
-            )
+            requests = _requests(load, source)
         except AscendPdError as error:
             self._refuse(load, str(error))
             return
         with self._driver.changed:
             via = self._transport.session
-            granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(pieces), time.monotonic())
+            granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(requests), time.monotonic())
         if granted:
-            self._read(load, source, pieces, via)
+            self._read(load, source, requests, via)
 
-    def _read(self, load: _Load, source: Source, pieces: dict[int, Pieces], via: str) -> None:
-        left = len(pieces)
-        load.num_bytes = sum(part.num_bytes for part in pieces.values())
+    def _read(self, load: _Load, source: Source, requests: dict[int, StagedRequest], via: str) -> None:
+        left = len(requests)
+        host, tokens = load.address[0], load.tokens
         try:
-            for worker, part in pieces.items():
-                self._transport.read(source.sessions[worker], part, load.deadline, via)
+            for worker, request in requests.items():
+                moved = self._mover.move(host, source.workers[worker], request, tokens, load.deadline, via)
                 left -= 1
+                load.num_bytes += moved
                 load.read = time.monotonic()
-                self._driver.tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=part.num_bytes))
+                self._driver.tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=moved))
         except TransferError as error:
             self._peers.forget(load.address)
             failed = partial(
@@ -224,6 +236,7 @@ class Reader:
             reason = str(error)
             self._driver.tell(lambda now: self._ledger.fence_failed(reason, now))
             return
+        self._mover.fenced()
         logger.warning("rank %d: transport endpoint destroyed and opened anew as %s", self._tp_rank, session)
         self._driver.tell(lambda now: self._ledger.fenced(generation, now))
 
@@ -319,6 +332,22 @@ class Reader:
         """A second request under one transfer id: the first keeps it."""
         self._results.finished.add(order.request_id)
         self._name_failed(order)
+
+
+def _requests(load: _Load, source: Source) -> dict[int, StagedRequest]:
+    """What to read of each of the prefill engine's workers.
+
+    Raises:
+        RemoteProtocolError: block ids that do not cover the tokens or do not exist.
+    """
+    salt = salt_of(load.transfer_id)
+    blocks = load.order.handoff.remote_block_ids, load.order.block_ids
+    requests: dict[int, StagedRequest] = {}
+    for worker, pair in source.plan.pairs(salt).items():
+        for _ in pair.resolved(*blocks, *load.tokens):
+            pass  # checks the ids, before anything is read
+        requests[worker] = StagedRequest(pair, salt, *blocks)
+    return requests
 
 
 def _timings(load: _Load, now: float) -> dict[str, float]:

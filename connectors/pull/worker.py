@@ -37,6 +37,8 @@ class PullWorker:
             OperatorError: a cache that cannot be transferred.
         """
         self.rank.register(kv_caches)
+        if self._settings.is_producer:
+            self.rank.serve_stages()
         if not self._settings.is_consumer:
             return
         settings, layout, transport = self._settings, self.rank.info.layout, self.rank.transport
@@ -52,7 +54,7 @@ class PullWorker:
             transport,
             peers,
             self._client,
-            tp_rank=layout.tp_rank,
+            layout=layout,
             single_group=self.rank.single_group,
         )
 

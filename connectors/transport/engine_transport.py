@@ -87,7 +87,7 @@ class EngineTransport(ABC):
 
     @property
     def efficient_piece_bytes(self) -> int:
-        return 128 << 10
+        return 64 << 10
 
     def register(self, ranges: Sequence[MemoryRange]) -> None:
         with self._lock:

@@ -13,7 +13,6 @@ from ascend_pd.errors import TransferError
 from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.pieces import Pieces, Tiles
 from ascend_pd.layout.staging import Cells, Efficiency, Split, Staging, read, size_of, split, write
-from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import WorkerInfo
 from connectors.device.base import Device
 from connectors.sidechannel.client import SideChannelClient
@@ -28,7 +27,7 @@ class Mover:
     """One per worker and direction. Thread-safe; transfers with different peers run side by side.
 
     Args:
-        me: this engine; `layout`: this worker's.
+        me: names this life of this worker, a nonce; `layout`: its own.
         push: this worker writes (layer-wise P); otherwise it reads (pull D).
         staging_bytes: bound of this worker's staging memory; 0 moves every piece by itself.
     """
@@ -38,7 +37,7 @@ class Mover:
         device: Device,
         transport: Transport,
         client: SideChannelClient,
-        me: EngineRef,
+        me: str,
         layout: KVLayout,
         *,
         push: bool,
@@ -53,12 +52,11 @@ class Mover:
         self._pipeline = StagingPipeline(
             device, transport, self._pool, f"{'push' if push else 'pull'}-{layout.worker}"
         )
-        self._peers: OrderedDict[tuple[EngineRef, int], StagePeer] = OrderedDict()
+        self._peers: OrderedDict[str, StagePeer] = OrderedDict()
         self._lock = threading.Lock()
 
     def move(
         self,
-        peer: EngineRef,
         host: str,
         worker: WorkerInfo,
         request: StagedRequest,
@@ -73,7 +71,7 @@ class Mover:
             TransferError: as `Transport.read` and `Transport.write`.
             RemoteProtocolError: block ids that cannot be right.
         """
-        stage = self._stage(peer, host, worker)
+        stage = self._stage(host, worker)
         if stage is None:
             return self._alone(worker, request, tokens, deadline, via, layers)
         with stage.lock:
@@ -99,15 +97,15 @@ class Mover:
         """End the copier's thread."""
         self._pipeline.close()
 
-    def _stage(self, peer: EngineRef, host: str, worker: WorkerInfo) -> StagePeer | None:
+    def _stage(self, host: str, worker: WorkerInfo) -> StagePeer | None:
         if not worker.stage_port or not self._pool.num_slots:
             return None
-        key = (peer, worker.layout.worker)
+        key = worker.stage_life
         with self._lock:
             stage = self._peers.get(key)
             if stage is None:
                 stage = self._peers[key] = StagePeer(
-                    self._client, (host, worker.stage_port), peer, self._me, self._layout, push=self._push
+                    self._client, (host, worker.stage_port), key, self._me, self._layout, push=self._push
                 )
                 while len(self._peers) > MAX_PEERS:
                     self._peers.popitem(last=False)

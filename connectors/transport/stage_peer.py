@@ -19,10 +19,11 @@ from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.pieces import Pieces
 from ascend_pd.layout.plan import BlockIds, PairPlan
 from ascend_pd.layout.staging import Cells, gather, scatter, size_of
-from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Answer, Reply, Stage, StageOpen, StageReady, Verdict
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.staging import Batch
+
+WIRE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class StagePeer:
 
     Args:
         address: the peer's host and `WorkerInfo.stage_port`.
-        peer: the peer's engine and the epoch it is expected to live.
+        life: the peer's `WorkerInfo.stage_life`.
         me, layout: this worker.
     """
 
@@ -48,8 +49,8 @@ class StagePeer:
         self,
         client: SideChannelClient,
         address: tuple[str, int],
-        peer: EngineRef,
-        me: EngineRef,
+        life: str,
+        me: str,
         layout: KVLayout,
         *,
         push: bool,
@@ -57,7 +58,7 @@ class StagePeer:
         self.lock = threading.Lock()
         self._client = client
         self._address = address
-        self._opening = StageOpen(epoch=peer.epoch, caller=me, layout=layout, push=push)
+        self._opening = StageOpen(life=life, caller=me, layout=layout, push=push)
         self._ready: StageReady | None = None
         self._void = ""
         self._sequence = 0
@@ -165,4 +166,6 @@ class StagePeer:
 
 
 def _whole(source: int, sink: int, size: int) -> Pieces:
-    return Pieces(*(np.array([value], dtype=np.int64) for value in (source, sink, size)))
+    """A slot's content in pieces that the transport can send on several connections at once."""
+    at = np.arange(0, size, WIRE_BYTES, dtype=np.int64)
+    return Pieces(source + at, sink + at, np.minimum(WIRE_BYTES, size - at))

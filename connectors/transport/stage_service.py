@@ -29,7 +29,6 @@ COPY_TIMEOUT_S = 5.0
 MAX_CALLERS = 16
 """Peers that can hold slots at once; a further one moves its pieces unstaged."""
 NUM_SLOTS = 2
-_CHOICES = 64
 
 
 @dataclass(slots=True)
@@ -50,7 +49,6 @@ class StageService:
 
     Args:
         layout: this worker's.
-        epoch: of this worker's engine.
         idle_s: a pull's slots may go to another caller after this long without use; above the longest hold.
 
     Raises:
@@ -62,7 +60,6 @@ class StageService:
         device: Device,
         transport: Transport,
         layout: KVLayout,
-        epoch: str,
         *,
         host: str,
         secret: bytes,
@@ -73,7 +70,8 @@ class StageService:
         self._device = device
         self._transport = transport
         self._layout = layout
-        self._epoch = epoch
+        self.life = secrets.token_hex(8)
+        """Made anew with every service: what is meant for a former one is refused."""
         slots, self._slot_bytes = slot_sizes(staging_bytes)
         self._num_slots = min(NUM_SLOTS, slots)
         self._idle_s = idle_s
@@ -82,7 +80,7 @@ class StageService:
         self._spare: list[Buffer] = []
         self._lock = threading.Lock()
         self._bound = threading.local()
-        self._server = SideChannelServer(host, 0, secret, self._answer, f"stage-{layout.worker}/{epoch}")
+        self._server = SideChannelServer(host, 0, secret, self._answer, f"stage-{layout.worker}")
         self._server.start()
 
     @property
@@ -112,8 +110,8 @@ class StageService:
         raise RemoteProtocolError("a worker answers Stage messages only")
 
     def _open(self, request: StageOpen) -> Reply:
-        if request.epoch != self._epoch:
-            return Answer(verdict=Verdict.EPOCH, reason=f"this engine lives epoch {self._epoch}")
+        if request.life != self.life:
+            return Answer(verdict=Verdict.EPOCH, reason="this worker was restarted")
         if not self._num_slots:
             return Answer(verdict=Verdict.REFUSED, reason="staging is off")
         caller = f"{request.caller}/{request.layout.worker}/{'push' if request.push else 'pull'}"
@@ -176,16 +174,14 @@ class StageService:
                 raise RemoteProtocolError(f"a staging copy did not finish within {COPY_TIMEOUT_S:g} s")
 
     def _pair(self, lease: _Lease, choice: int) -> PairPlan:
-        known = lease.pairs.get(choice)
-        if known is not None:
-            return known
         source, sink = (lease.layout, self._layout) if lease.push else (self._layout, lease.layout)
         heads = 1 if source.mla else source.num_kv_heads
         choices = senders(heads, source.tp_size, sink.tp_size, sink.tp_rank)
-        mine = choices[choice % len(choices)].get(source.tp_rank)
-        if mine is None or len(lease.pairs) >= _CHOICES:
-            raise RemoteProtocolError(
-                f"rank {source.tp_rank} sends nothing to rank {sink.tp_rank} in choice {choice}"
-            )
-        lease.pairs[choice] = pair(source, sink, mine)
-        return lease.pairs[choice]
+        number = choice % len(choices)
+        if number not in lease.pairs:
+            mine = choices[number].get(source.tp_rank)
+            if mine is None:
+                ranks = f"rank {source.tp_rank} of prefill sends nothing to rank {sink.tp_rank} of decode"
+                raise RemoteProtocolError(f"{ranks} in choice {number}")
+            lease.pairs[number] = pair(source, sink, mine)
+        return lease.pairs[number]

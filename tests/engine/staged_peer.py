@@ -25,8 +25,8 @@ SLAB = BLOCK_SIZE * TOKEN_BYTES
 SECRET = b"between tests"
 
 
-def layout(base: int, tp_size: int) -> KVLayout:
-    """Rank 0 of `tp_size`; heads of a block one after another, K and V joined."""
+def layout(base: int, tp_size: int, tp_rank: int = 0) -> KVLayout:
+    """One rank of `tp_size`; heads of a block one after another, K and V joined."""
     heads = KV_HEADS // tp_size
     return KVLayout(
         regions=tuple(
@@ -44,17 +44,17 @@ def layout(base: int, tp_size: int) -> KVLayout:
         dtype="bfloat16",
         num_blocks=BLOCKS,
         block_size=BLOCK_SIZE,
-        tp_rank=0,
+        tp_rank=tp_rank,
         tp_size=tp_size,
         num_kv_heads=KV_HEADS,
-        heads=tuple(range(heads)),
+        heads=tuple(range(tp_rank * heads, (tp_rank + 1) * heads)),
     )
 
 
 class StagedWorker:
     """A cache as `[layers, blocks, heads, slab bytes]`, reachable, with a staging service."""
 
-    def __init__(self, tp_size: int, epoch: str, staging_bytes: int) -> None:
+    def __init__(self, tp_size: int, staging_bytes: int, tp_rank: int = 0) -> None:
         heads = KV_HEADS // tp_size
         self.device = CpuDevice()
         self.transport = MooncakeTransport("127.0.0.1")
@@ -62,12 +62,11 @@ class StagedWorker:
         start = cache.range.address - cache.owner.ctypes.data
         self.cache = cache.owner[start : start + cache.range.length].reshape(LAYERS, BLOCKS, heads, SLAB)
         self.transport.register([cache.range])
-        self.layout = layout(cache.range.address, tp_size)
+        self.layout = layout(cache.range.address, tp_size, tp_rank)
         self.service = StageService(
             self.device,
             self.transport,
             self.layout,
-            epoch,
             host="127.0.0.1",
             secret=SECRET,
             staging_bytes=staging_bytes,
@@ -77,11 +76,12 @@ class StagedWorker:
     @property
     def info(self) -> WorkerInfo:
         return WorkerInfo(
-            tp_rank=0,
+            tp_rank=self.layout.tp_rank,
             pp_rank=0,
             transport=self.transport.name,
             session=self.transport.session,
             stage_port=self.service.port,
+            stage_life=self.service.life,
             layout=self.layout,
         )
 
@@ -99,8 +99,8 @@ def pattern(tp_size: int, seed: int) -> np.ndarray:
 class StagedPeer:
     """The parent's handle."""
 
-    def __init__(self, tp_size: int, epoch: str, seed: int, staging_bytes: int) -> None:
-        arguments = [str(tp_size), epoch, str(seed), str(staging_bytes)]
+    def __init__(self, tp_size: int, seed: int, staging_bytes: int) -> None:
+        arguments = [str(tp_size), str(seed), str(staging_bytes)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.engine.staged_peer", *arguments],
             cwd=ROOT,
@@ -136,8 +136,8 @@ class StagedPeer:
         return json.loads(line)
 
 
-def serve(tp_size: int, epoch: str, seed: int, staging_bytes: int) -> None:
-    worker = StagedWorker(tp_size, epoch, staging_bytes)
+def serve(tp_size: int, seed: int, staging_bytes: int) -> None:
+    worker = StagedWorker(tp_size, staging_bytes)
     worker.cache[:] = pattern(tp_size, seed)
     print(json.dumps({"info": msgspec.json.encode(worker.info).decode()}), flush=True)
     dump = Path("/dev/shm") / f"staged-peer-{os.getpid()}"
@@ -157,4 +157,4 @@ def serve(tp_size: int, epoch: str, seed: int, staging_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -11,7 +11,6 @@ import pytest
 from ascend_pd.errors import TransferError
 from ascend_pd.layout.plan import pair
 from ascend_pd.layout.staging import Cells
-from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Answer, Stage, StageOpen, StageReady, Verdict
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.mover import Mover
@@ -21,7 +20,6 @@ from tests.engine.staged_peer import BLOCK_SIZE, BLOCKS, LAYERS, SECRET, SLAB, S
 pytestmark = pytest.mark.engine
 STAGING = 128 << 10
 """Two slots of 64 KiB: a request of 20 blocks, 4 layers and 1 KiB pieces takes two batches."""
-SOURCE, SINK = EngineRef("prefill", "p1"), EngineRef("decode", "d1")
 SOURCE_IDS = ([19, 18, 17, 3, 5, 4, 0, 23, 22, 21, 1, 2, 9, 8, 7, 6, 10, 11, 12, 13],)
 SINK_IDS = ([5, 4, 3, 2, 1, 0, 23, 7, 9, 8, 10, 20, 21, 22, 19, 18, 17, 16, 15, 14],)
 TOKENS = 20 * BLOCK_SIZE
@@ -37,16 +35,15 @@ class Pair:
     def __init__(self, *, push: bool, staging: tuple[int, int] = (STAGING, STAGING)) -> None:
         self.push = push
         here, there = (8, 2) if push else (2, 8)
-        self.peer = StagedPeer(there, "d1" if push else "p1", seed=5, staging_bytes=staging[1])
-        self.worker = StagedWorker(here, "here", staging[0])
+        self.peer = StagedPeer(there, seed=5, staging_bytes=staging[1])
+        self.worker = StagedWorker(here, staging[0])
         self.worker.cache[:] = pattern(8, 6) if push else 0
         self.client = SideChannelClient(SECRET, "test")
-        me = SOURCE if push else SINK
         self.mover = Mover(
             self.worker.device,
             self.worker.transport,
             self.client,
-            me,
+            "this test",
             self.worker.layout,
             push=push,
             staging_bytes=staging[0],
@@ -59,9 +56,8 @@ class Pair:
         return StagedRequest(pair(source, sink, (0,)), 0, SOURCE_IDS, SINK_IDS)
 
     def move(self, first: int = 0, deadline: float | None = None) -> int:
-        peer = SINK if self.push else SOURCE
         tokens = (first, TOKENS)
-        return self.mover.move(peer, "127.0.0.1", self.peer.info, self.request, tokens, deadline or soon())
+        return self.mover.move("127.0.0.1", self.peer.info, self.request, tokens, deadline or soon())
 
     def close(self) -> None:
         self.mover.close()
@@ -153,8 +149,8 @@ def test_without_staging_memory_on_one_end_everything_arrives_all_the_same(
         both.close()
 
 
-def test_a_peer_of_another_epoch_is_not_staged_with(both: Pair) -> None:
-    opening = StageOpen(epoch="former life", caller=SINK, layout=both.worker.layout, push=both.push)
+def test_a_former_life_of_the_peer_is_not_staged_with(both: Pair) -> None:
+    opening = StageOpen(life="a former one", caller="a test", layout=both.worker.layout, push=both.push)
     answer = both.client.request(("127.0.0.1", both.peer.info.stage_port), opening, 5.0)
     assert isinstance(answer, Answer) and answer.verdict is Verdict.EPOCH
 
@@ -171,7 +167,7 @@ def test_after_the_peers_fence_slots_are_asked_for_anew(both: Pair) -> None:
 def test_a_batch_is_carried_out_once_and_a_late_one_never(both: Pair) -> None:
     """A repeated message changes nothing; one that arrives after its successor could overwrite it."""
     address = ("127.0.0.1", both.peer.info.stage_port)
-    opening = StageOpen(epoch="d1" if both.push else "p1", caller=SINK, layout=both.worker.layout, push=both.push)
+    opening = StageOpen(life=both.peer.info.stage_life, caller="a test", layout=both.worker.layout, push=both.push)
     ready = both.client.request(address, opening, 5.0)
     assert isinstance(ready, StageReady)
 
@@ -200,7 +196,7 @@ def test_a_batch_is_carried_out_once_and_a_late_one_never(both: Pair) -> None:
 
 def test_blocks_that_do_not_exist_are_refused(both: Pair) -> None:
     address = ("127.0.0.1", both.peer.info.stage_port)
-    opening = StageOpen(epoch="d1" if both.push else "p1", caller=SINK, layout=both.worker.layout, push=both.push)
+    opening = StageOpen(life=both.peer.info.stage_life, caller="a test", layout=both.worker.layout, push=both.push)
     ready = both.client.request(address, opening, 5.0)
     assert isinstance(ready, StageReady)
     message = Stage(

@@ -223,3 +223,28 @@ def test_a_transfer_that_is_not_spared_is_cut_off_and_says_so(
     reader.join(5)
     assert failures and "fence" in str(failures[0])
     assert landed_after_waking(peer, buffer, 7) == 0
+
+
+def test_closing_the_writers_endpoint_does_not_stop_what_it_has_already_sent(
+    transport: Transport, buffer: np.ndarray, peers: StartPeer
+) -> None:
+    """Why P's closed session is no promise to D: only D's own fence ends what is on its way to D."""
+    peer = peers(0)
+    buffer[:] = 7
+    transport.write(peer.session, pieces(buffer.ctypes.data, peer.address, [0], 64), time.monotonic() + 10)
+    failures: list[TransferError] = []
+
+    def write() -> None:
+        try:
+            many = pieces(buffer.ctypes.data, peer.address, [0, SIZE // 2], SIZE // 2)
+            transport.write(peer.session, many, time.monotonic() + 0.5)
+        except TransferError as error:
+            failures.append(error)
+
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    write()
+    assert failures and not failures[0].quiesced
+    transport.rotate()
+    os.kill(peer.process.pid, signal.SIGCONT)
+    time.sleep(SETTLE_S)
+    assert peer.ask(do="count", value=7)["value"] > 64

@@ -65,7 +65,13 @@ LAYOUT = KVLayout(
     packed="vec",
 )
 WORKER = WorkerInfo(
-    tp_rank=0, pp_rank=0, transport="mooncake/tcp", session="127.0.0.1:15001", stage_port=36100, layout=LAYOUT
+    tp_rank=0,
+    pp_rank=0,
+    transport="mooncake/tcp",
+    session="127.0.0.1:15001",
+    stage_port=36100,
+    stage_life="c3d4",
+    layout=LAYOUT,
 )
 
 REQUESTS: tuple[Request, ...] = (
@@ -93,7 +99,7 @@ REQUESTS: tuple[Request, ...] = (
     ),
     Abort(transfer_id="t1", epoch="epoch-d", sender=PREFILL, rank=1, drained=True, reason="cancelled"),
     Ask(transfer_id="t1"),
-    StageOpen(epoch="epoch-p", caller=DECODE, layout=LAYOUT, push=False),
+    StageOpen(life="c3d4", caller="e5f6", layout=LAYOUT, push=False),
     Stage(
         token="a1b2",
         sequence=3,
