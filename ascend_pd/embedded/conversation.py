@@ -50,7 +50,7 @@ def ask(base_url: str, model: str, question: str, show: Callable[[str], None]) -
         DemoFailed: an error instead of an answer, or an empty one.
     """
     try:
-        from openai import OpenAI, OpenAIError
+        from openai import DefaultHttpxClient, OpenAI, OpenAIError
     except ImportError as error:
         raise OperatorError("the openai client is not installed", "pip install openai") from error
     started = time.monotonic()
@@ -58,7 +58,9 @@ def ask(base_url: str, model: str, question: str, show: Callable[[str], None]) -
     text = ""
     prompt_tokens = 0
     try:
-        with OpenAI(base_url=base_url, api_key="none", timeout=ANSWER_S, max_retries=0) as client:
+        # trust_env: a site's HTTP_PROXY is for the world outside, not for this machine's loopback.
+        http = DefaultHttpxClient(trust_env=False, timeout=ANSWER_S)
+        with OpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=http) as client:
             response = client.chat.completions.with_raw_response.create(
                 model=model,
                 messages=[{"role": "user", "content": question}],

@@ -47,12 +47,16 @@ def run_demo(mode: Mode, log_dir: Path, ready_s: float) -> str:
     with supervising(), Supervisor(plans, log_dir, say) as supervisor:
         supervisor.start(ready_s)
         say(f"asking: {QUESTION}")
-        answer = ask(f"{topology.proxy.url}/v1", SERVED_NAME, QUESTION, _show)
-        print(flush=True)
-        figures = measured(topology.proxy.host, topology.proxy.port, answer.transfer_id)
-        supervisor.check()
-    for line in report_lines(answer, figures):
-        say(line)
+        try:
+            answer = ask(f"{topology.proxy.url}/v1", SERVED_NAME, QUESTION, _show)
+            print(flush=True)
+            figures = measured(topology.proxy.host, topology.proxy.port, answer.transfer_id)
+        except DemoFailed:
+            # A role that died is the better reason, and its end may be noticed a moment after the error it caused.
+            supervisor.check(settle_s=2.0)
+            raise
+        for line in report_lines(answer, figures):
+            say(line)
     return last_line(mode, answer, figures)
 
 

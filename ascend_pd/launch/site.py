@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import ascend_pd
 from ascend_pd.embedded.model import default_model_dir, embedded_gguf, prepare_model
 from ascend_pd.launch.plan import ProcessPlan, Site
 from ascend_pd.progress import Progress
@@ -48,5 +49,14 @@ def as_shell(plan: ProcessPlan) -> str:
 
 
 def full_environment(plan: ProcessPlan, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the process: what is inherited, then the plan's own."""
-    return {**inherited, **plan.env}
+    """The environment of the process: what is inherited, then the plan's own.
+
+    A checkout that is run without being installed stays importable, whatever folder the process starts in.
+    """
+    env = {**inherited, **plan.env}
+    home = Path(ascend_pd.__file__).parent.parent
+    if home.name not in ("site-packages", "dist-packages"):
+        paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+        if str(home) not in paths:
+            env["PYTHONPATH"] = os.pathsep.join([str(home), *paths])
+    return env

@@ -84,17 +84,25 @@ class Supervisor:
                     self._report(f"{role.plan.name}: still starting, {role.age_s:.0f} s: {_last_line(role)}")
             time.sleep(_POLL_S)
 
-    def check(self) -> None:
-        """Look once whether all roles still run.
+    def check(self, settle_s: float = 0.0) -> None:
+        """Look whether all roles still run: once, or for so many seconds.
 
         Raises:
             RoleEnded: one ended; the end of its log was reported.
         """
-        for role in self.roles:
-            code = role.exit_code()
-            if code is not None:
-                self._show_end_of_log(role)
-                raise RoleEnded(f"{role.plan.name} {ending(code)} after {role.age_s:.0f} s", f"see {role.log}")
+        deadline = time.monotonic() + settle_s
+        while True:
+            for role in self.roles:
+                self._check_role(role)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_POLL_S)
+
+    def _check_role(self, role: RoleProcess) -> None:
+        code = role.exit_code()
+        if code is not None:
+            self._show_end_of_log(role)
+            raise RoleEnded(f"{role.plan.name} {ending(code)} after {role.age_s:.0f} s", f"see {role.log}")
 
     def watch(self) -> None:
         """Return never: until a role ends (RoleEnded), or the caller is interrupted (KeyboardInterrupt)."""

@@ -91,6 +91,14 @@ def test_the_answer_is_streamed_and_measured(proxy: HTTPServer) -> None:
     assert [piece for piece in shown if piece] == ["The capital", " is Paris."]
 
 
+def test_a_sites_http_proxy_is_not_asked_for_loopback(proxy: HTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai")
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    FakeProxy.pieces = ["Paris"]
+    assert ask(f"http://127.0.0.1:{proxy.server_port}/v1", "smollm2", "?", lambda _: None).text == "Paris"
+
+
 def test_an_error_of_the_cluster_is_the_reason(proxy: HTTPServer) -> None:
     pytest.importorskip("openai")
     with pytest.raises(DemoFailed, match="decode: connection refused"):

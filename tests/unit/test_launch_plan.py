@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from ascend_pd.errors import OperatorError
 from ascend_pd.launch.engine_command import engine_plan
 from ascend_pd.launch.front_command import cluster_plan
 from ascend_pd.launch.plan import Kind, ProcessPlan, Site
-from ascend_pd.launch.site import as_shell
+from ascend_pd.launch.site import as_shell, full_environment
 from ascend_pd.spec.cluster import PDCluster
 from ascend_pd.spec.topology import derive_topology
 from ascend_pd.wire.connector_config import parse_connector_config
@@ -185,6 +186,14 @@ def test_an_engine_over_two_hosts_has_a_headless_second_node() -> None:
     assert option(second, "--master-addr") == "10.0.0.1" and option(second, "--nnodes") == "2"
     assert "--headless" in second.argv and "--port" not in second.argv and second.host == "10.0.0.2"
     assert second.env["VLLM_HOST_IP"] == "10.0.0.2"
+
+
+def test_a_checkout_stays_importable_in_any_folder() -> None:
+    plan = plans(cluster())["prefill/0"]
+    env = full_environment(plan, {"PYTHONPATH": "/mine", "HOME": "/h"})
+    assert env["PYTHONPATH"].split(":")[-1] == "/mine" and env["HOME"] == "/h"
+    assert (Path(env["PYTHONPATH"].split(":")[0]) / "ascend_pd").is_dir()
+    assert full_environment(plan, env)["PYTHONPATH"] == env["PYTHONPATH"]
 
 
 def test_the_printed_shell_text_is_the_plan() -> None:
