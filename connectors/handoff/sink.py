@@ -75,6 +75,7 @@ class SinkLedger:
         self._table = table
         self._timers = Timers() if timers is None else timers
         self._tombstones: dict[str, None] = {}
+        self._live_ids: dict[str, None] = {}
 
     # --- calls of the connector --------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class SinkLedger:
     def fenced(self, generation: int, now: float) -> list[SinkAction]:
         """The endpoint of `generation` (as `fence_begins` returned it) is destroyed, on every rank."""
         actions: list[SinkAction] = []
-        for record in list(self.transfers.values()):
+        for record in self._live():
             if record.generation <= generation and record.state in (S.RECEIVING, S.FAILING, S.FENCING):
                 over = record._replace(reads=0)
                 actions += self._apply(over, E.FENCED, now, "the transport endpoint was destroyed")[2]
@@ -176,7 +177,7 @@ class SinkLedger:
 
     def fence_failed(self, reason: str, now: float) -> list[SinkAction]:
         """The endpoint could not be destroyed: the blocks stay in quarantine."""
-        fencing = [record for record in self.transfers.values() if record.state is S.FENCING]
+        fencing = [record for record in self._live() if record.state is S.FENCING]
         return [action for r in fencing for action in self._apply(r, E.FENCE_FAILED, now, reason)[2]]
 
     # --- messages ----------------------------------------------------------------------------------------------
@@ -234,7 +235,11 @@ class SinkLedger:
 
     def num_waiting(self) -> int:
         """Transfers whose blocks vLLM must not touch yet."""
-        return sum(1 for record in self.transfers.values() if record.begun and not record.reported)
+        return sum(1 for record in self._live() if record.begun and not record.reported)
+
+    def _live(self) -> list[SinkTransfer]:
+        """Transfers that are no tombstones; those are many, and nothing is left to do for them."""
+        return [self.transfers[transfer_id] for transfer_id in self._live_ids]
 
     # --- the table at work -------------------------------------------------------------------------------------
 
@@ -283,6 +288,7 @@ class SinkLedger:
         if record.state is S.UNKNOWN:
             self.transfers.pop(transfer_id, None)
             self._tombstones.pop(transfer_id, None)
+            self._live_ids.pop(transfer_id, None)
             self._timers.set(transfer_id, inf)
             return
         self.transfers[transfer_id] = record
@@ -290,7 +296,10 @@ class SinkLedger:
         if not rearm or runs_from_begin:
             return
         self._timers.set(transfer_id, self._deadline(record, now))
-        if record.state in SINK_FINAL:
+        if record.state not in SINK_FINAL:
+            self._live_ids[transfer_id] = None
+        else:
+            self._live_ids.pop(transfer_id, None)
             self._tombstones[transfer_id] = None
             if len(self._tombstones) > self.limits.max_tombstones:
                 oldest = next(iter(self._tombstones))

@@ -72,6 +72,7 @@ class SourceLedger:
         self._table = table
         self._timers = Timers() if timers is None else timers
         self._tombstones: dict[str, None] = {}
+        self._live_ids: dict[str, None] = {}
 
     # --- calls of the connector --------------------------------------------------------------------------------
 
@@ -112,8 +113,11 @@ class SourceLedger:
     def submit(self, transfer_id: str, now: float) -> bool:
         """Layer-wise: may one write be submitted now? True counts it as in flight."""
         known = self._get(transfer_id)
-        counted = known._replace(inflight=known.inflight + 1)
-        return self._apply(counted, E.WRITE, now, unless_refused=known)[1] is Kind.ALLOWED
+        if self._table[E.WRITE][known.state].kind is not Kind.ALLOWED:
+            self.refusals += 1
+            return False
+        self.transfers[transfer_id] = known.with_inflight(known.inflight + 1)
+        return True
 
     def all_submitted(self, transfer_id: str, now: float) -> list[SourceAction]:
         """Layer-wise: no write of this transfer will follow."""
@@ -150,9 +154,9 @@ class SourceLedger:
     def session_closed(self, now: float) -> list[SourceAction]:
         """This rank's transport session is closed: every write in flight is over."""
         actions: list[SourceAction] = []
-        for record in list(self.transfers.values()):
+        for record in self._live():
             if record.inflight or record.state is S.CLOSING:
-                closed = record._replace(inflight=0)
+                closed = record.with_inflight(0)
                 actions += self._apply(closed, E.SESSION_CLOSED, now, "transport session closed")[2]
         return actions
 
@@ -226,7 +230,11 @@ class SourceLedger:
 
     def num_held(self) -> int:
         """Transfers whose blocks vLLM does not have back."""
-        return sum(1 for record in self.transfers.values() if record.deferred and not record.freed)
+        return sum(1 for record in self._live() if record.deferred and not record.freed)
+
+    def _live(self) -> list[SourceTransfer]:
+        """Transfers that are no tombstones; those are many, and nothing is left to do for them."""
+        return [self.transfers[transfer_id] for transfer_id in self._live_ids]
 
     # --- the table at work -------------------------------------------------------------------------------------
 
@@ -240,14 +248,16 @@ class SourceLedger:
 
     def _one_less(self, transfer_id: str) -> SourceTransfer:
         known = self._get(transfer_id)
-        return self._put(known._replace(inflight=max(0, known.inflight - 1)))
+        return self._put(known.with_inflight(max(0, known.inflight - 1)))
 
     def _settle(self, record: SourceTransfer, now: float) -> list[SourceAction]:
         """Nothing in flight is an event: the end of a push, or of an abort's wait."""
         if record.inflight or record.transfer_id not in self.transfers:
             return []
-        done = record.all_submitted and record.state is S.PUSHING
-        return self._apply(record, E.WRITES_DONE if done else E.DRAINED, now)[2]
+        event = E.WRITES_DONE if record.all_submitted and record.state is S.PUSHING else E.DRAINED
+        if self._table[event][record.state].kind is Kind.IGNORED:
+            return []
+        return self._apply(record, event, now)[2]
 
     def _apply(
         self,
@@ -261,13 +271,17 @@ class SourceLedger:
         if cell.kind is Kind.REFUSED:
             self.refusals += 1
             return unless_refused or record, cell.kind, []
+        if not cell.effects and cell.next is None and event not in _REARMING:
+            if record.state is not S.UNKNOWN:
+                self.transfers[record.transfer_id] = record
+            return record, cell.kind, []
         if cell.next is not None:
             record = record._replace(state=cell.next, reason=record.reason or reason)
         actions: list[SourceAction] = []
         for effect in cell.effects:
             record = _carry_out(record, effect, actions)
-        moved = cell.next is not None or event is E.DEADLINE
-        self._store(record, now, rearm=moved or (event is E.RENEW and cell.kind is Kind.ALLOWED))
+        renewed = event is E.RENEW and cell.kind is Kind.ALLOWED
+        self._store(record, now, rearm=cell.next is not None or event is E.DEADLINE or renewed)
         if cell.next is S.ABORTING and not record.inflight:
             record, _, more = self._apply(record, E.DRAINED, now)
             told = any(isinstance(action, SendAbort) for action in more)
@@ -279,13 +293,17 @@ class SourceLedger:
         if record.state is S.UNKNOWN:
             self.transfers.pop(transfer_id, None)
             self._tombstones.pop(transfer_id, None)
+            self._live_ids.pop(transfer_id, None)
             self._timers.set(transfer_id, inf)
             return
         self.transfers[transfer_id] = record
         if not rearm:
             return
         self._timers.set(transfer_id, self._deadline(record, now))
-        if record.state in SOURCE_FINAL:
+        if record.state not in SOURCE_FINAL:
+            self._live_ids[transfer_id] = None
+        else:
+            self._live_ids.pop(transfer_id, None)
             self._tombstones[transfer_id] = None
             if len(self._tombstones) > self.limits.max_tombstones:
                 self._forget(next(iter(self._tombstones)))
@@ -313,6 +331,7 @@ def _free(record: SourceTransfer) -> SourceAction | None:
     return FreeBlocks(record.transfer_id, record.owner, record.reason) if wanted else None
 
 
+_REARMING = frozenset({E.DEADLINE, E.RENEW})
 _EFFECTS: dict[SourceEffect, Callable[[SourceTransfer], SourceAction | None]] = {
     F.FREE_BLOCKS: _free,
     F.STOP_SUBMITTING: lambda r: StopSubmitting(r.transfer_id),

@@ -92,8 +92,11 @@ class Party(Generic[Record]):
             ledger = self._ledger()
             record, self.timer.armed = self._snapshots.entry(number)
             ledger.transfers.clear()
+            ledger._live_ids.clear()
             if number:
                 ledger.transfers[T] = record
+                if record.state not in self._final:
+                    ledger._live_ids[T] = None
             returned = getattr(ledger, call.method)(*call.arguments, **call.keywords)
             after = ledger.transfers.get(T)
             driven = (0 if after is None else self._snapshots.number(after, self.timer.armed), returned)
