@@ -26,7 +26,6 @@ ZH = """安装的版本与文件所写不符，或不是可以配套的组合。
 
 处理：安装所写版本，或修正文件。
 """
-PACKAGES = {"vllm": "vllm", "vllm-ascend": "vllm_ascend", "torch-npu": "torch_npu", "mooncake": "mooncake"}
 
 
 def installed(pool: Pool, facts: HostFacts) -> dict[str, str]:
