@@ -63,7 +63,7 @@ def cpu_spec(mode: str, **spec: Any) -> dict[str, Any]:
     base = {
         "model": {"path": "smollm2", "servedName": "smollm2", "maxModelLen": 2048, "dtype": "float32"},
         "engine": {"blockSize": 128},
-        "connector": {"mode": mode, "kvPort": kv},
+        "connector": {"mode": mode, "protocol": "tcp", "kvPort": kv},
         "pools": [
             {"name": "prefill", "role": "prefill", "hardware": "cpu", "port": prefill, "maxNumBatchedTokens": 512},
             {"name": "decode", "role": "decode", "hardware": "cpu", "port": decode, "maxNumBatchedTokens": 512},
