@@ -23,6 +23,7 @@ from proxy.services import Services
 from proxy.settings import KeyLimits, Role
 from proxy.split import Member, members
 from proxy.stepped import Stepped
+from proxy.tracing import Trace
 
 CLIENT_CLOSED = 499
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -99,17 +100,19 @@ async def serve(services: Services, path: str, scope: Scope, receive: Receive, s
     """One token-carrying request."""
     record = Record(request_id="", path=path, received_at=time.monotonic())
     down = AsgiDownstream(send)  # type: ignore[arg-type]
+    trace: Trace | None = None
     try:
         head = read_head(scope["headers"])
         record.request_id = request_id_of(head)
         down.base = [(b"x-request-id", record.request_id.encode())]
+        trace = services.tracing.begin(path, head.traceparent.decode("latin-1"), head.tracestate.decode("latin-1"))
         key = services.keyring.check(bearer(head.authorization, head.api_key))
         if key is not None:
             record.key = key.name
         raw = await read_body(receive, services.settings.admission.max_body_bytes, head.content_length)
         request = parse_request(path, raw)
         _note(record, request)
-        serving = _Serving(services, request, down, record, head, key.limits if key else None)
+        serving = _Serving(services, request, down, record, head, key.limits if key else None, trace)
         await _until_gone(serving, down, receive, services.settings.timeouts.request_s)
     except ProxyError as error:
         record.error = error.kind or "refused"
@@ -124,6 +127,8 @@ async def serve(services: Services, path: str, scope: Scope, receive: Receive, s
         record.status = down.status
         record.ended_at = time.monotonic()
         services.journal.add(record)
+        if trace is not None:
+            trace.end(record)
 
 
 def _note(record: Record, request: ClientRequest) -> None:
@@ -144,6 +149,7 @@ class _Serving:
         record: Record,
         head: Head,
         limits: KeyLimits | None,
+        trace: Trace,
     ) -> None:
         self._services = services
         self._request = request
@@ -151,6 +157,7 @@ class _Serving:
         self._record = record
         self._head = head
         self._limits = limits
+        self._trace = trace
 
     async def run(self) -> None:
         """Wait for a place, then exchange.
@@ -177,19 +184,14 @@ class _Serving:
 
     def _exchange(self, request: ClientRequest, down: Downstream, headers: dict[str, str]) -> Exchange:
         session = self._head.session.decode("latin-1") or session_of(request)
-        return Exchange(self._services, request, down, headers, self._record, session)
+        return Exchange(self._services, request, down, headers, self._record, self._trace, session)
 
     def _engine_headers(self) -> dict[str, str]:
-        headers = {
+        return {
             "content-type": "application/json",
             "x-request-id": self._record.request_id,
             **self._services.engine_headers,
         }
-        if self._head.traceparent:
-            headers["traceparent"] = self._head.traceparent.decode("latin-1")
-            if self._head.tracestate:
-                headers["tracestate"] = self._head.tracestate.decode("latin-1")
-        return headers
 
 
 class _Watch:

@@ -40,6 +40,7 @@ from proxy.relay import Relay as AnswerRelay
 from proxy.request import ClientRequest, Route, prefix_hashes
 from proxy.services import Services
 from proxy.settings import Role
+from proxy.tracing import Leg, Trace
 from proxy.upstream import Answer
 
 
@@ -53,6 +54,7 @@ class Exchange:
         down: Downstream,
         headers: dict[str, str],
         record: Record,
+        trace: Trace,
         session: str = "",
     ) -> None:
         self._services = services
@@ -60,6 +62,7 @@ class Exchange:
         self._down = down
         self._headers = headers
         self._record = record
+        self._trace = trace
         self._avoid: set[str] = set()
         self._whole: Role | None = None
         self._dialect = services.dialects[services.settings.dialect or services.settings.mode]
@@ -168,7 +171,8 @@ class Exchange:
         if self._dialect.order is Order.DECODE_FIRST:
             attempt.metaserver = services.settings.metaserver
             return layerwise_flow(self._request, self._dialect, transfer_id, services.settings.metaserver)
-        return pull_flow(self._request, self._dialect, transfer_id)
+        reuse = services.settings.policy.reuse_prompt_tokens
+        return pull_flow(self._request, self._dialect, transfer_id, reuse)
 
     async def _perform(self, step: Step, attempt: Attempt) -> CallOutcome | None:
         match step:
@@ -217,12 +221,17 @@ class Exchange:
         timeout_s = self._services.settings.timeouts.prefill_s
         attempt.transferring = True
         self._record.prefill_sent_at = time.monotonic()
+        leg = self._trace.leg(instance.role, attempt.transfer_id)
+        error_text = ""
         try:
-            answer = await self._post(instance, body, attempt, timeout_s)
+            answer = await self._post(instance, body, attempt, timeout_s, leg)
             outcome = CallOutcome(answer.status, await answer.read(timeout_s), answer.content_type)
         except LegFailed as error:
+            error_text = error.message
             self._blame(instance, error)
             raise
+        finally:
+            leg.end(error_text)
         self._record.prefill_done_at = time.monotonic()
         if outcome.status < 500:
             instance.breaker.succeeded()
@@ -231,8 +240,8 @@ class Exchange:
             self._avoid.add(instance.key)
         return outcome
 
-    async def _post(self, instance: Instance, body: bytes, attempt: Attempt, timeout_s: float) -> Answer:
-        headers = self._headers
+    async def _post(self, instance: Instance, body: bytes, attempt: Attempt, timeout_s: float, leg: Leg) -> Answer:
+        headers = {**self._headers, **leg.headers} if leg.headers else self._headers
         if instance.settings.dp_rank is not None:
             headers = {**headers, "x-data-parallel-rank": str(instance.settings.dp_rank)}
         answer = await self._services.upstream.post(
@@ -252,16 +261,21 @@ class Exchange:
             instance.breaker.succeeded()
             self._record.first_event_at = time.monotonic()
 
+        leg = self._trace.leg(instance.role, attempt.transfer_id)
+        error_text = ""
         try:
-            answer = await self._post(instance, body, attempt, first_s)
+            answer = await self._post(instance, body, attempt, first_s, leg)
             relay = AnswerRelay(answer, self._down, timeouts, instance.role, first_event)
             try:
                 await relay.run(first_s)
             finally:
                 self._record.events = relay.events
         except LegFailed as error:
+            error_text = error.message
             self._blame(instance, error)
             raise
+        finally:
+            leg.end(error_text)
 
     async def _relay_called_back(self, decode: bytes, attempt: Attempt) -> None:
         await self._relay_beside(self._prefill_when_called(attempt), decode, attempt)

@@ -82,32 +82,39 @@ Step = Select | Call | Keep | Relay | RelayBoth | RelayCalledBack | PassThrough
 Flow = Generator[Step, CallOutcome | None, None]
 
 
+class _Choice(msgspec.Struct):
+    prompt_token_ids: list[int] | None = None
+
+
 class _PrefillAnswer(msgspec.Struct):
     kv_transfer_params: dict[str, object] | None = None
+    prompt_token_ids: list[int] | None = None
+    choices: list[_Choice] = []
 
 
 _read_answer = msgspec.json.Decoder(_PrefillAnswer).decode
 
 
-def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str) -> Flow:
-    """P first, then D with P's handoff.
+def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, reuse_tokens: bool = False) -> Flow:
+    """P first, then D with P's handoff, and with `reuse_tokens` with the prompt as P tokenised it.
 
     Raises:
         LegFailed: P answered an error of its own or no valid handoff.
     """
     yield Select(Role.PREFILL)
-    outcome = _called(
-        (yield Call(prefill_body(request, dialect.prefill_params(transfer_id, ""), dialect.prefill_fields)))
-    )
+    fields = {**dialect.prefill_fields, "return_token_ids": True} if reuse_tokens else dialect.prefill_fields
+    outcome = _called((yield Call(prefill_body(request, dialect.prefill_params(transfer_id, ""), fields))))
     if 400 <= outcome.status < 500:
         yield PassThrough(outcome)
         return
     if outcome.status != 200:
         raise LegFailed(f"prefill answered HTTP {outcome.status}", kind="prefill_failed")
-    handoff = read_handoff(outcome.body, dialect, transfer_id)
+    answer, handoff = read_handoff(outcome.body, dialect, transfer_id)
     yield Keep(handoff)
     yield Select(Role.DECODE)
-    yield Relay(Role.DECODE, decode_body(request, handoff.params))
+    yield Relay(
+        Role.DECODE, decode_body(request, handoff.params, _prompt_tokens(answer) if reuse_tokens else None)
+    )
 
 
 def layerwise_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, metaserver: str) -> Flow:
@@ -137,14 +144,19 @@ def _called(outcome: CallOutcome | None) -> CallOutcome:
     return outcome
 
 
-def read_handoff(body: bytes, dialect: Dialect, transfer_id: str) -> Handoff:
-    """The handoff in P's answer.
+def read_handoff(body: bytes, dialect: Dialect, transfer_id: str) -> tuple[_PrefillAnswer, Handoff]:
+    """P's answer and the handoff in it.
 
     Raises:
         LegFailed: there is none, or another dialect's.
     """
     try:
         answer = _read_answer(body)
-        return dialect.handoff(answer.kv_transfer_params, transfer_id)
+        return answer, dialect.handoff(answer.kv_transfer_params, transfer_id)
     except (msgspec.DecodeError, RemoteProtocolError) as error:
         raise LegFailed(f"prefill: {error}", kind="bad_handoff") from error
+
+
+def _prompt_tokens(answer: _PrefillAnswer) -> list[int] | None:
+    """Where vLLM puts them: at the top of a chat answer, in the choice of a completion."""
+    return answer.prompt_token_ids or (answer.choices[0].prompt_token_ids if answer.choices else None)

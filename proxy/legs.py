@@ -38,8 +38,17 @@ def prefill_body(request: ClientRequest, params: dict[str, Any], fields: Mapping
     return msgspec.json.encode(body)
 
 
-def decode_body(request: ClientRequest, params: dict[str, Any]) -> bytes:
-    """D's body: the client's own bytes with the handoff appended as one more member."""
-    head = request.raw.rstrip()[:-1].rstrip()
+def decode_body(request: ClientRequest, params: dict[str, Any], token_ids: list[int] | None = None) -> bytes:
+    """D's body: the client's own bytes with the handoff appended as one more member.
+
+    With P's `token_ids` D need not render and tokenise again: vLLM takes them from the handoff of a chat request,
+    and as the prompt of a completion (unless that is to be echoed as text).
+    """
+    raw = request.raw
+    if token_ids and request.path == CHAT:
+        params = {**params, "prompt_token_ids": token_ids}
+    elif token_ids and isinstance(request.body.get("prompt"), str) and not request.body.get("echo"):
+        raw = msgspec.json.encode({**request.body, "prompt": token_ids})
+    head = raw.rstrip()[:-1].rstrip()
     separator = b"" if head.endswith(b"{") else b","
     return head + separator + b'"kv_transfer_params":' + msgspec.json.encode(params) + b"}"

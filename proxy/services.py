@@ -18,6 +18,7 @@ from proxy.metrics import Metrics
 from proxy.probes import Probes
 from proxy.settings import Settings
 from proxy.sidechannel import SideChannel
+from proxy.tracing import Tracing, make_tracing
 from proxy.upstream import Upstream
 
 
@@ -49,6 +50,7 @@ class Services:
     metrics: Metrics
     journal: Journal
     probes: Probes
+    tracing: Tracing
     engine_headers: dict[str, str]
 
     @staticmethod
@@ -62,6 +64,7 @@ class Services:
         await self.holds.close()
         await self.upstream.close()
         self.journal.close()
+        self.tracing.close()
 
 
 def make_services(settings: Settings, secrets: Secrets) -> Services:
@@ -85,6 +88,7 @@ def make_services(settings: Settings, secrets: Secrets) -> Services:
         metrics=metrics,
         journal=Journal(settings.observability, metrics, holds),
         probes=Probes(settings.probes, fleet, upstream, channel),
+        tracing=make_tracing(settings.observability),
         engine_headers={"authorization": f"Bearer {secrets.engine_key}"} if secrets.engine_key else {},
     )
     services.probes.start()

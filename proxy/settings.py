@@ -35,6 +35,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     decode: str = "least-tokens"
     local_prefill_below_tokens: int = 0
     """Prompts shorter than this skip P and are prefilled where they are decoded; 0 never skips."""
+    reuse_prompt_tokens: bool = False
+    """D takes the prompt as P tokenised it. Needs engines that return and accept token ids (vLLM 0.32; not 0.23)."""
     fallback: str = "local"
     """Who serves what P/D cannot: `union` (a union instance), `local` (that, else D prefills itself), `none`."""
 

@@ -96,6 +96,8 @@ class FakeEngine:
         self.url = ""
         self.lease_s = 30.0
         self.healthy = True
+        self.token_ids: list[list[int] | None] = []
+        """P's token ids in handoffs, as chat requests carry them."""
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> FakeEngine:
@@ -168,7 +170,9 @@ class FakeEngine:
         if self.role == "prefill":
             return await self._prefill(body, raw, fault)
         if raw is not None:
-            await self.connector.receive(self, raw, prompt_of(body))
+            ids = raw.pop("prompt_token_ids", None)
+            self.token_ids.append(ids)
+            await self.connector.receive(self, raw, prompt_of(body) if ids is None else bytes(ids).decode())
         if body.get("stream"):
             return await self._stream(request, body, fault)
         await asyncio.sleep(self.token_delay_s)
@@ -184,6 +188,10 @@ class FakeEngine:
             raise BadRequest(f"prefill wants min_tokens={wanted} and no stream_options")
         params = await self.connector.prefill(self, raw, prompt_of(body))
         answer = whole_answer("/v1/completions", {**body, "max_tokens": 1}, self.model)
+        if body.get("return_token_ids"):
+            ids = list(prompt_of(body).encode())
+            answer["prompt_token_ids"] = ids if "messages" in body else None
+            answer["choices"][0]["prompt_token_ids"] = None if "messages" in body else ids
         if fault is not Fault.NO_PARAMS:
             answer["kv_transfer_params"] = params
         if fault is Fault.WRONG_TRANSFER:

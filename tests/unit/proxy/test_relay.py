@@ -7,8 +7,9 @@ import json
 import msgspec
 import pytest
 
-from tests.fakes.engine import Fault, stream_events, whole_answer
-from tests.unit.proxy.conftest import Stack, chat_body
+from proxy.settings import PolicySettings
+from tests.fakes.engine import Fault, prompt_of, stream_events, whole_answer
+from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 
 async def test_chat_goes_through_both_engines_and_returns_decodes_answer(stack: Stack) -> None:
@@ -66,6 +67,16 @@ async def test_completions_take_text_and_token_ids(stack: Stack, prompt: object)
     assert status == 200
     assert json.loads(body)["usage"]["completion_tokens"] == 3
     assert len(stack.cluster.consumed) == 1
+
+
+async def test_prompt_tokens_of_prefill_are_reused_when_configured(stack_of: StackOf) -> None:
+    async with stack_of(policy=PolicySettings(reuse_prompt_tokens=True)) as stack:
+        assert (await stack.chat(return_token_ids=False))[0] == 200
+        assert bytes(stack.decode[0].token_ids[0] or b"").decode() == prompt_of(chat_body())
+        assert stack.decode[0].seen[0].body["return_token_ids"] is False
+    async with stack_of(policy=PolicySettings(reuse_prompt_tokens=True, fallback="none"), retries=0) as stack:
+        await stack.post("/v1/completions", {"model": "fake", "prompt": "hello", "max_tokens": 3})
+        assert stack.decode[0].seen[0].body["prompt"] == list(b'"hello"')
 
 
 async def test_models_and_health_answer(stack: Stack) -> None:
