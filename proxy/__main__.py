@@ -17,6 +17,7 @@ import uvloop
 from ascend_pd.errors import OperatorError
 from proxy.admin import create_admin_app
 from proxy.app import ProxyApp, create_app
+from proxy.bounded_http import BoundedHttp
 from proxy.load import load_secrets, load_settings
 from proxy.settings import Settings
 
@@ -115,7 +116,7 @@ def uvicorn_config(settings: Settings, app: ProxyApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
         log_level="info",
         access_log=False,
         proxy_headers=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -210,12 +211,24 @@ def load_secrets(settings: Settings) -> Secrets:
         OperatorError: one cannot be read, or is not what it should be.
     """
     listener = settings.listener
+    _try_certificate(listener.tls_certificate, listener.tls_key)
     return Secrets(
         side_channel=load_secret(settings.secret_file),
         keys=_load_keys(listener.api_key_file),
         admin_keys=_load_keys(listener.admin_key_file),
         engine_key=load_secret(listener.engine_key_file).decode("ascii", "replace"),
     )
+
+
+def _try_certificate(certificate: str, key: str) -> None:
+    if not certificate:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise OperatorError(
+            f"TLS certificate {certificate} with key {key}: {error.strerror or error}", "give a matching PEM pair"
+        ) from error
 
 
 def _load_keys(path: str) -> tuple[Key, ...]:
