@@ -251,7 +251,7 @@ class ClusterSpec(_Strict):
     model: ModelSpec
     engine: EngineSpec = EngineSpec()
     connector: ConnectorSpec = ConnectorSpec()
-    pools: Annotated[tuple[PoolSpec, ...], Strict(False), Field(min_length=1)]
+    pools: Annotated[tuple[PoolSpec, ...], Strict(False), Field(json_schema_extra={"minItems": 1})]
     metaserver: MetaserverSpec = MetaserverSpec()
     """Started in layer-wise mode only."""
     proxy: ProxySpec = ProxySpec()
@@ -259,6 +259,9 @@ class ClusterSpec(_Strict):
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
+        # Not a minimum length of the field: that would also be counted after wrong pools were left out.
+        if not self.pools:
+            raise PydanticCustomError("pools", "pools is empty")
         devices = sum(pool.replicas * pool.parallel.world_size for pool in self.pools)
         if devices > MAX_DEVICES:
             raise PydanticCustomError("devices", f"pools take {devices} devices in all, {MAX_DEVICES} at most")

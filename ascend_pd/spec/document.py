@@ -151,6 +151,8 @@ def parse_document(text: str) -> Document:
         raise SpecError.unusable(
             f"not text: {error.reason} at position {error.position}", "is this the cluster file?"
         ) from error
+    except UnicodeEncodeError as error:
+        raise SpecError.unusable(f"not text: {error.reason} at position {error.start}", "") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "unknown line"

@@ -95,6 +95,15 @@ _EXPECTATIONS = {
     "model_attributes_type": "must be a mapping",
 }
 
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than_equal": ("at most", "le"),
+}
+_WHOLE = {
+    "devices": "lower replicas or parallel sizes",
+    "pools": "add a prefill and a decode pool, or a union pool",
+}
 _PATTERNS = {
     r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$": "a name of lower-case letters, digits and dashes, 63 at most",
     r"^[0-9A-Za-z_.:-]+$": "a host name or address",
@@ -116,8 +125,13 @@ def expectation(error: dict[str, Any]) -> tuple[str, str]:
         close = nearest(given, allowed) if isinstance(given, str) else ""
         fix = f"did you mean {close}?" if close else ""
         return f"must be one of {', '.join(allowed)}, not {shown}", fix
-    if kind == "devices":
-        return error["msg"], "lower replicas or parallel sizes"
+    if kind in _WHOLE:
+        return error["msg"], _WHOLE[kind]
+    if kind in _BOUNDS:
+        words, key = _BOUNDS[kind]
+        return f"must be {words} {error['ctx'][key]:.12g}, not {shown}", ""
+    if kind == "string_too_short":
+        return "must not be empty", ""
     if kind == "string_pattern_mismatch":
         return f"{shown} is not {_PATTERNS.get(error['ctx']['pattern'], error['ctx']['pattern'])}", ""
     return f"{shown}: {error['msg'][0].lower()}{error['msg'][1:]}", ""

@@ -4,7 +4,7 @@ import pytest
 
 from ascend_pd.spec.parse import parse_spec
 from ascend_pd.spec.problems import SpecError
-from tests.unit.spec.texts import cluster_data, text_of
+from tests.unit.spec.texts import cluster_data, pool, text_of
 
 GOOD = """\
 apiVersion: ascend-pd/v1
@@ -71,7 +71,7 @@ def test_a_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
         ("port: 8100", "port: 8100.5", "must be a whole number, not 8100.5", ""),
         ("port: 8100", "port: true", "must be a whole number, not True", ""),
         ("port: 8100", "port:", "must be a whole number, not nothing", ""),
-        ("port: 8100", "port: 0", "0: input should be greater than or equal to 1", ""),
+        ("port: 8100", "port: 0", "must be at least 1, not 0", ""),
         ("name: prefill", "name: 12", "must be text, not 12", "put it in quotes"),
         (
             "role: prefill",
@@ -90,6 +90,20 @@ def test_a_key_in_the_wrong_place_is_told_where_it_belongs() -> None:
 def test_a_wrong_value_says_what_is_expected(old: str, new: str, message: str, fix: str) -> None:
     ((_, _, got, got_fix),) = problems_of(GOOD.replace(old, new, 1))
     assert (got, got_fix) == (message, fix)
+
+
+def test_wrong_pools_are_not_also_called_missing() -> None:
+    found = problems_of(GOOD.replace("role: prefill", "role: x").replace("role: decode", "role: y"))
+    assert [path for path, *_ in found] == ["$.spec.pools[0].role", "$.spec.pools[1].role"]
+
+
+def test_no_pools_and_too_many_devices_are_told_for_the_whole() -> None:
+    ((_, _, message, fix),) = problems_of(text_of(cluster_data(pools=[])))
+    assert (message, fix) == ("pools is empty", "add a prefill and a decode pool, or a union pool")
+    large = {"parallel": {"tp": 16, "dp": 4096}, "replicas": 4096}
+    data = cluster_data(pool("p", "prefill", 8100, **large), pool("d", "decode", 8200))
+    ((_, _, message, _),) = problems_of(text_of(data))
+    assert message == "pools take 268435457 devices in all, 65536 at most"
 
 
 def test_versions_must_be_text_because_9_10_is_not_9_1() -> None:
