@@ -11,7 +11,8 @@ message or moves bytes asks what is to happen to it. A plan is a comma-separated
     corrupt-byte:N        the N-th read or write gets one byte wrong
     lease:S               leases last S seconds, whatever the configuration says
 
-Kinds are the tags of `ascend_pd.wire.messages`, requests and replies alike: done, answer, claim, …
+Kinds are the tags of `ascend_pd.wire.messages`, requests and replies alike (done, claim, answer, …); the replies to one
+type of request alone are its tag with `.reply`: `drop:done.reply:1` loses P's first OK.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ascend_pd.errors import OperatorError
-from ascend_pd.wire.messages import Reply, Request
+from ascend_pd.wire.messages import Request
 
 FAULTS_VARIABLE = "ASCEND_PD_FAULTS"
-KINDS = frozenset(str(message.__struct_config__.tag) for message in (*Request.__args__, *Reply.__args__))
+REPLY_TAGS = {"hello": "hello_reply", "ask": "story", "stage_open": "stage_ready"}
+"""What answers a request, unless it is refused; all others are answered with `answer`."""
+_TAGS = tuple(str(message.__struct_config__.tag) for message in Request.__args__)
+KINDS = frozenset((*_TAGS, *(f"{tag}.reply" for tag in _TAGS), *REPLY_TAGS.values(), "answer"))
 _REPEAT_AFTER_S = 0.05
 _ALWAYS = 1 << 30
 
@@ -133,10 +137,15 @@ class FaultInjector:
         self._lock = threading.Lock()
 
     def on_send(self, kind: str) -> Sequence[float]:
-        """One delay in seconds per copy of a message that is about to be sent; none loses it."""
+        """One delay in seconds per copy of a message that is about to be sent; none loses it.
+
+        `kind` as in the plan; for a reply it is the request's tag with `.reply`.
+        """
+        tag, is_reply, _ = kind.partition(".reply")
+        names = (kind, REPLY_TAGS.get(tag, "answer")) if is_reply else (kind,)
         with self._lock:
             for rule, left in self._left.items():
-                if rule.kind == kind and left > 0:
+                if rule.kind in names and left > 0:
                     self._left[rule] = left - 1
                     self._note(f"{rule.fault}:{kind}")
                     if rule.fault is MessageFault.DROP:

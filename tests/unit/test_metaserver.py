@@ -33,6 +33,12 @@ def server() -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Served]:
+    with metaserver(secret=SECRET) as served:
+        yield served
+
+
 def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -214,12 +220,11 @@ def test_many_wait_at_once_and_none_costs_a_thread() -> None:
         ("DELETE", "/v1/engines/e"),
     ],
 )
-def test_only_holders_of_the_secret_are_heard(method, target) -> None:
-    with metaserver(secret=SECRET) as server:
-        for secret in (b"", b"another secret, just as long"):
-            status, answer = server.call(method, target, secret=secret)
-            assert status == 401
-            assert SECRET.decode() not in str(answer)
+def test_only_holders_of_the_secret_are_heard(secured, method, target) -> None:
+    for secret in (b"", b"another secret, just as long"):
+        status, answer = secured.call(method, target, secret=secret)
+        assert status == 401
+        assert SECRET.decode() not in str(answer)
 
 
 def test_holders_of_the_secret_get_signed_answers_and_health_needs_none() -> None:

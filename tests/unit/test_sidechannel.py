@@ -19,6 +19,7 @@ import zmq
 from ascend_pd.errors import OperatorError, RemoteProtocolError, UnreachableError
 from ascend_pd.wire.frames import MAX_REQUEST_BYTES, FrameCodec
 from ascend_pd.wire.messages import Answer, Ask, Release, Renew, Reply, Request, Story, Verdict
+from connectors.handoff.faults import FaultInjector, parse_faults
 from connectors.sidechannel.client import SideChannelClient
 from connectors.sidechannel.server import SideChannelServer
 
@@ -524,3 +525,14 @@ def test_secrets_are_not_logged(client, caplog) -> None:
         eventually(lambda: "dropped frame" in caplog.text)
     for secret in (SECRET, b"another secret entirely"):
         assert secret.decode() not in caplog.text + repr(caught.value)
+
+
+def test_a_fault_plan_as_an_operator_writes_it_reaches_both_ends() -> None:
+    plan = FaultInjector(parse_faults("drop:renew:1,drop:renew.reply:1,repeat:ask:1"))
+    client = SideChannelClient(SECRET, "d0@1", faults=plan)
+    with serving(faults=plan) as server:
+        assert client.request((HOST, server.port), RENEW, 10)
+        assert client.request((HOST, server.port), Ask(transfer_id="t"), 10)
+        eventually(lambda: server.counters() == {"received.renew": 2, "received.ask": 2})
+    assert plan.counts() == {"drop:renew": 1, "drop:renew.reply": 1, "repeat:ask": 1}
+    client.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ascend_pd.errors import OperatorError
-from connectors.handoff.faults import NO_FAULT, FaultInjector, FaultPlan, parse_faults
+from ascend_pd.wire.messages import Reply
+from connectors.handoff.faults import NO_FAULT, REPLY_TAGS, FaultInjector, FaultPlan, parse_faults
 
 
 def test_nothing_happens_without_a_plan() -> None:
@@ -27,8 +28,21 @@ def test_the_first_messages_of_a_kind_are_lost_repeated_and_late() -> None:
 
 
 def test_without_a_count_every_message_is_hit() -> None:
-    injector = FaultInjector(parse_faults("drop:answer"))
-    assert not any(injector.on_send("answer") for _ in range(1000))
+    injector = FaultInjector(parse_faults("drop:done.reply"))
+    assert not any(injector.on_send("done.reply") for _ in range(1000))
+
+
+def test_replies_are_named_by_their_own_type_or_by_the_request() -> None:
+    injector = FaultInjector(parse_faults("drop:answer:1,drop:done.reply:1,drop:story"))
+    assert [injector.on_send("renew.reply") for _ in range(2)] == [(), (0.0,)]
+    assert [injector.on_send("done.reply") for _ in range(2)] == [(), (0.0,)]
+    assert injector.on_send("hello.reply") == (0.0,)
+    assert injector.on_send("ask.reply") == ()
+
+
+def test_every_reply_has_its_name() -> None:
+    tags = {kind.__struct_config__.tag for kind in Reply.__args__}
+    assert tags == {"answer", *REPLY_TAGS.values()}
 
 
 def test_the_named_transfers_fail_stall_and_corrupt() -> None:
@@ -45,7 +59,16 @@ def test_a_lease_can_be_made_short() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["loose:done", "drop", "drop:dne", "drop:done:x", "delay:done", "fail-transfer:x", "lease:1:2", "stall:"],
+    [
+        "loose:done",
+        "drop",
+        "drop:dne",
+        "drop:done:x",
+        "delay:done",
+        "fail-transfer:x",
+        "lease:1:2",
+        "stall:",
+    ],
 )
 def test_a_plan_that_cannot_be_understood_is_refused_by_name(text: str) -> None:
     with pytest.raises(OperatorError, match=text.split(":")[0]):
