@@ -65,7 +65,7 @@ def running(*arguments: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def spec_file(place: Path) -> Path:
     path = place / "cluster.yaml"
-    path.write_text(yaml.safe_dump(cpu_spec("pull")), encoding="utf-8")
+    path.write_text(yaml.safe_dump(cpu_spec("pull", connector={"protocol": "tcp"})), encoding="utf-8")
     return path
 
 
