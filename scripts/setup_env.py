@@ -117,8 +117,9 @@ class Stamp:
 
 
 def pip_install(arguments: list[str], what: str) -> bool:
-    pip = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check"]
-    return run([*pip, *arguments], what)
+    # --no-compile: only a small part of what is installed is ever imported, and that is compiled then.
+    options = ["--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check"]
+    return run([str(PYTHON), "-m", "pip", "install", *options, *arguments], what)
 
 
 def pip_failed(what: str) -> SetupError:
