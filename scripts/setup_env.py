@@ -118,7 +118,7 @@ class Stamp:
 
 def pip_install(arguments: list[str], what: str) -> bool:
     # --no-compile: only a small part of what is installed is ever imported, and that is compiled then.
-    options = ["--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check"]
+    options = ["--no-deps", "--no-compile", "--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     return run([str(PYTHON), "-m", "pip", "install", *options, *arguments], what)
 
 
