@@ -15,6 +15,8 @@ PURE = (
     "ascend_pd/spec",
     "ascend_pd/models",
     "ascend_pd/check/rules",
+    "ascend_pd/check/host/rules",
+    "ascend_pd/check/host/tools.py",
     "ascend_pd/manifests",
     "ascend_pd/launch/plan.py",
     "ascend_pd/launch/engine_command.py",

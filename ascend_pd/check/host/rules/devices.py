@@ -37,6 +37,9 @@ def check(subject: Subject, pool: Pool, facts: HostFacts) -> Iterator[Finding]:
         yield unknown(NAME, where, f"npu-smi: {seen.state}", "run this where the driver's tools are mounted")
         return
     devices = smi_devices(seen.output)
+    if not devices and "fail" not in seen.output.lower():
+        yield unknown(NAME, where, "the table that npu-smi prints cannot be read", "", seen.lines[:6])
+        return
     if len(devices) < wanted:
         message = f"npu-smi lists {len(devices)} devices, {pool.spec.hardware} has {wanted}"
         yield error(NAME, where, message, "look for a dead card or a partial mount", seen.lines[:6])

@@ -73,6 +73,21 @@ def test_a_dead_card_and_a_sick_one_are_named(tmp_path: Path) -> None:
     ]
 
 
+def test_a_table_that_cannot_be_read_is_unknown_and_a_driver_that_fails_is_not(tmp_path: Path) -> None:
+    cluster = subject("A2")
+    for output, severity in (
+        ("a new table\n", "unknown"),
+        ("dcmi module initialize failed. ret is -8005\n", "error"),
+    ):
+        search = Node("A2").install(tmp_path / severity)
+        (tmp_path / severity / "answers/npu-smi/info").write_text(output)
+        probe = Probe(root=tmp_path / severity / "root", search_path=search, python="true")
+        facts = gather(cluster, cluster.topology.replicas[0], probe)
+        (finding,) = [f for f in judge_host(cluster, facts) if f.rule == "host-devices"]
+        assert finding.severity.value == severity
+        assert finding.evidence == (output.strip(),)
+
+
 def test_devices_not_mounted_into_the_container_are_counted(tmp_path: Path) -> None:
     node = Node("A2")
     search = node.install(tmp_path)
