@@ -105,13 +105,14 @@ class Role:
 
     def start(self) -> None:
         inherited = {**os.environ, "PYTHONPATH": str(ROOT), **self.env}
-        command = [sys.executable, "-m", "ascend_pd.launch.guardian", "--grace", "10", "--", *self.plan.argv]
+        # The lifeline ends the role when this process is gone, also when a killed pytest never gets to stop it.
+        guardian = [sys.executable, "-m", "ascend_pd.launch.guardian", "--grace", "10", "--lifeline", "--"]
         with self.log.open("ab") as log:
             self.guardian = subprocess.Popen(
-                command,
+                [*guardian, *self.plan.argv],
                 env=full_environment(self.plan, inherited),
                 cwd=ROOT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
