@@ -161,7 +161,8 @@ class Mover:
             if self._push
             else (self._transport.read, self._pipeline.read)
         )
-        direct(worker.session, parts.direct, deadline, via)
+        if len(parts.direct):
+            direct(worker.session, parts.direct, deadline, via)
         if parts.staged:
             staged(worker.session, batches, deadline, via)
         return parts.direct.num_bytes + sum(size_of(request.pair, cells) for cells in parts.staged)
