@@ -11,6 +11,7 @@ from ascend_pd.errors import OperatorError
 from ascend_pd.secret import load_secret
 from ascend_pd.wire.connector_config import ConnectorConfig, parse_connector_config
 from ascend_pd.wire.environment import mooncake_environment_problems
+from connectors.compat import FEATURES
 from connectors.handoff.faults import FAULTS_VARIABLE, FaultInjector, parse_faults
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:
     """Read this engine's settings.
 
     Raises:
-        OperatorError: an unknown or wrong key, an unreadable secret, a parallel layout that D cannot have.
+        OperatorError: an unknown or wrong key, an unreadable secret, a parallel layout or a
+            scheduling mode that D cannot have.
     """
     transfer = vllm_config.kv_transfer_config
     if transfer is None:
@@ -62,6 +64,13 @@ def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:
     parallel = vllm_config.parallel_config
     if transfer.is_kv_consumer and parallel.pipeline_parallel_size > 1:
         raise OperatorError("a decode engine cannot use pipeline parallelism", "set pp: 1 for the decode pool")
+    overlapping = bool(vllm_config.scheduler_config.async_scheduling)
+    if transfer.is_kv_consumer and overlapping and not FEATURES.defers_block_free:
+        raise OperatorError(
+            "with async scheduling this vLLM frees blocks that a running step still writes: a cache that decode "
+            "receives into them would be damaged",
+            "start decode engines with --no-async-scheduling (ascend-pd does), or use vLLM 0.32",
+        )
     return ConnectorSettings(
         config=config,
         engine_id=str(transfer.engine_id),

@@ -76,6 +76,7 @@ def engine_arguments(
     if replica.hardware is Hardware.CPU:
         arguments += ["--enforce-eager"]
     else:
+        arguments += _npu_arguments(cluster, engine)
         arguments += ["--gpu-memory-utilization", f"{pool.memory_fraction:g}"]
     if pool.max_num_batched_tokens is not None:
         arguments += ["--max-num-batched-tokens", str(pool.max_num_batched_tokens)]
@@ -83,6 +84,14 @@ def engine_arguments(
     if config is not None:
         arguments += ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]
     return [*arguments, *spec.engine.extra_args, *pool.extra_args]
+
+
+def _npu_arguments(cluster: PDCluster, engine: Engine) -> list[str]:
+    """What vllm-ascend 0.23 needs: a replayed graph calls no layer hooks, and vLLM 0.23 with overlapping steps frees
+    blocks that a step still writes (0.32 defers that)."""
+    if engine.role is Role.PREFILL and cluster.spec.connector.mode is Mode.LAYERWISE:
+        return ["--enforce-eager"]
+    return ["--no-async-scheduling"] if engine.role is Role.DECODE else []
 
 
 def _model_arguments(cluster: PDCluster, pool: PoolSpec, path: str) -> list[str]:

@@ -25,6 +25,9 @@ class Features:
     step's sends there: `bind_connector_metadata` is the first call of a step in both series."""
     local_hit_block_aligned: bool
     """`num_computed_tokens` given to `get_num_new_matched_tokens` is a multiple of the block size."""
+    defers_block_free: bool
+    """Of a consumer with overlapping steps (async scheduling): blocks go back to the pool only after every step that
+    may still write them. Without it such a step could write over a cache that has just been received."""
     steps_for_pending_push: bool
     """`has_pending_push_work` keeps the engine stepping. Without it only a request with a delayed free does."""
     drops_output_of_preempted: bool

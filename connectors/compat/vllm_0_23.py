@@ -23,6 +23,7 @@ FEATURES = Features(
     saves_on_empty_steps=False,
     loads_after_forward=False,
     local_hit_block_aligned=False,
+    defers_block_free=False,
     steps_for_pending_push=False,
     drops_output_of_preempted=False,
     one_kv_storage=False,

@@ -24,6 +24,7 @@ FEATURES = Features(
     saves_on_empty_steps=True,
     loads_after_forward=True,
     local_hit_block_aligned=True,
+    defers_block_free=True,
     steps_for_pending_push=True,
     drops_output_of_preempted=True,
     one_kv_storage=True,

@@ -175,6 +175,20 @@ def test_each_dp_rank_on_npus_has_its_own_devices_and_endpoint() -> None:
     assert int(last.env["ASCEND_TRANSFER_TIMEOUT"]) < 1000 * int(last.env["MC_TRANSFER_TIMEOUT"])
 
 
+@pytest.mark.parametrize(
+    ("mode", "prefill", "decode"),
+    [("pull", set(), {"--no-async-scheduling"}), ("layerwise", {"--enforce-eager"}, {"--no-async-scheduling"})],
+)
+def test_npu_engines_keep_layer_hooks_and_received_blocks_safe(
+    mode: str, prefill: set[str], decode: set[str]
+) -> None:
+    front = {"metaserver": {"host": "10.0.0.1", "port": 9000}} if mode == "layerwise" else {}
+    started = plans(cluster(NPU_POOLS, connector={"protocol": "ascend", "mode": mode}, **front))
+    asked = {"--enforce-eager", "--no-async-scheduling"}
+    assert set(started["p/0"].argv) & asked == prefill
+    assert set(started["d/0/dp0"].argv) & asked == decode
+
+
 def test_an_engine_over_two_hosts_has_a_headless_second_node() -> None:
     pools = [{"name": "p", "role": "union", "hardware": "A2", "port": 8100, "hosts": ["10.0.0.1", "10.0.0.2"],
               "parallel": {"tp": 16}}]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from types import SimpleNamespace
@@ -85,6 +86,8 @@ def test_flags_say_what_the_sources_say() -> None:
     has = {name: hasattr(KVConnectorBase_V1, name) for name in ("get_transfer_results", "has_pending_push_work")}
     assert compat.FEATURES.fails_by_request is has["get_transfer_results"]
     assert compat.FEATURES.steps_for_pending_push is has["has_pending_push_work"]
+    scheduler = inspect.getsource(importlib.import_module("vllm.v1.core.sched.scheduler"))
+    assert compat.FEATURES.defers_block_free is ("self.defer_block_free = True" in scheduler)
     assert compat.FEATURES.drops_output_of_preempted is hasattr(KVConnectorBase_V1, "requires_kv_delivery")
 
 

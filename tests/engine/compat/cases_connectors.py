@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 import connectors.compat as compat
+from ascend_pd.errors import OperatorError
 from ascend_pd.wire.params import LayerwiseDecode, LayerwisePrefill, PullPrefill, to_dict
 from connectors import transport
+from connectors.settings import load_settings
 from tests.engine.compat.engine_rig import BLOCK, Engine, joined_cache, one_rank, step_until
+from tests.engine.compat.scheduler_rig import engine_config
 from tests.fakes.loopback_transport import LoopbackTransport
 from tests.unit.metaserver_fixture import metaserver
 
@@ -94,3 +97,15 @@ def test_the_connectors_load_with_this_series(tmp_path: Path) -> None:
     with pair(tmp_path, "MooncakeConnectorV1") as (prefill, _):
         assert isinstance(prefill.connector, compat.ConnectorBase)
         assert type(prefill.connector).__module__ == "connectors.pull.connector"
+
+
+@pytest.mark.parametrize("role", ["kv_producer", "kv_consumer"])
+def test_overlapping_steps_are_refused_where_they_could_damage_a_received_cache(tmp_path: Path, role: str) -> None:
+    config = engine_config(tmp_path / "m", "MooncakeConnector", "connectors", role=role)
+    config.scheduler_config.async_scheduling = True
+    if role == "kv_consumer" and not compat.FEATURES.defers_block_free:
+        with pytest.raises(OperatorError, match="async scheduling") as refused:
+            load_settings(config)
+        assert "--no-async-scheduling" in refused.value.fix
+    else:
+        assert load_settings(config).is_producer is (role == "kv_producer")
