@@ -43,7 +43,7 @@ class Outcome:
 def outcome_of_error(source: str, problem: SpecError) -> Outcome:
     """A file that could not be read: not a cluster file, or one with mistakes, which are findings."""
     if not problem.is_cluster:
-        return Outcome(source, unusable=problem.message)
+        return Outcome(source, unusable=str(problem))
     findings = (
         Finding(SPEC_INVALID, Severity.ERROR, p.path, p.message, p.fix, line=p.line) for p in problem.problems
     )

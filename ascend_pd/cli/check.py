@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from ascend_pd.check.judge import judge, subject_of
-from ascend_pd.check.outcome import Outcome, outcome_of_error, outcome_of_findings, overall
+from ascend_pd.check.outcome import ExitCode, Outcome, outcome_of_error, outcome_of_findings, overall
 from ascend_pd.check.report_json import render_json
 from ascend_pd.check.report_text import print_coloured, render_plain
+from ascend_pd.errors import OperatorError
 from ascend_pd.spec.load import load_parsed
 from ascend_pd.spec.problems import SpecError
 
@@ -36,11 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_file(path: str, args: argparse.Namespace) -> Outcome:
-    """Judge one file and, when asked, this host.
-
-    Raises:
-        OperatorError: the host's part cannot be done: no such pool, unreadable facts.
-    """
+    """Judge one file and, when asked, this host; unusable when the host's part cannot be done."""
     try:
         parsed = load_parsed(Path(path))
     except SpecError as problem:
@@ -51,13 +48,27 @@ def check_file(path: str, args: argparse.Namespace) -> Outcome:
     if args.depth == "host" or args.facts:
         from ascend_pd.check.host.judge import host_findings  # psutil and the tools: only when asked
 
-        found, image = host_findings(subject, args)
+        try:
+            found, image = host_findings(subject, args)
+        except OperatorError as problem:
+            return Outcome(path, unusable=f"{path}: {problem}")
         findings += found
     return outcome_of_findings(path, findings, subject, parsed.document, image)
 
 
+def _host_options_without_host(args: argparse.Namespace) -> str:
+    """The first option that would be ignored, or empty."""
+    if args.depth == "host":
+        return ""
+    given = {"--pool": args.pool, "--peer": args.peer, "--save-facts": args.save_facts}
+    return next((name for name, value in given.items() if value), "")
+
+
 def run(args: argparse.Namespace) -> int:
     """0 good or warnings only, 1 errors, 2 unusable input."""
+    if stray := _host_options_without_host(args):
+        print(f"ascend-pd: error: {stray} needs --depth host", file=sys.stderr)
+        return ExitCode.UNUSABLE
     outcomes = [check_file(path, args) for path in args.specs]
     for outcome in outcomes:
         if outcome.unusable:

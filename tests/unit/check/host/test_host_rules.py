@@ -185,7 +185,7 @@ def test_the_command_saves_facts_and_judges_them_again(tmp_path: Path, capsys: p
 def test_a_pool_that_is_not_there_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "c.yaml"
     spec.write_text(text_of(cluster_data()))
-    assert main(["check", str(spec), "--depth", "host", "--pool", "decod"]) != 0
+    assert main(["check", str(spec), "--depth", "host", "--pool", "decod"]) == 2
     error = capsys.readouterr().err
     assert "no replica 0 of pool 'decod' - say --pool and --replica: prefill (replicas 0-0)" in error
 
@@ -200,3 +200,17 @@ def test_a_node_of_a_replica_on_several_hosts_binds_its_own_ports_only(tmp_path:
     assert "HTTP of p/0 DP rank 8" in names
     assert "HTTP of p/0 DP rank 7" not in names
     assert "DP coordination of p/0" not in names, "that one is on the first host"
+
+
+def test_facts_that_are_none_and_options_that_would_be_ignored_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, facts = tmp_path / "c.yaml", tmp_path / "facts.json"
+    spec.write_text(text_of(cluster_data()))
+    facts.write_text("[]")
+    assert main(["check", str(spec), "--facts", str(facts)]) == 2
+    assert "facts.json: not saved facts: " in capsys.readouterr().err
+    assert main(["check", str(spec), "--facts", str(tmp_path / "none")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+    assert main(["check", str(spec), "--save-facts", str(facts)]) == 2
+    assert "--save-facts needs --depth host" in capsys.readouterr().err
