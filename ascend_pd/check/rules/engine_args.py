@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from ascend_pd.check.arguments import flags_of
 from ascend_pd.check.finding import Finding, error, warning
 from ascend_pd.check.subject import Pool, Subject
+from ascend_pd.spec.cluster import Role
 
 NAME = "engine-args"
 SEVERITY = "error"
@@ -83,6 +84,12 @@ def check(subject: Subject) -> Iterator[Finding]:
     yield from _judge(first, "$.spec.engine.extraArgs", flags_of(subject.spec.engine.extra_args))
     for pool in subject.pools:
         yield from _judge(pool, f"{pool.path}.extraArgs", flags_of(pool.spec.extra_args))
+        if pool.is_npu and pool.spec.role is Role.DECODE:
+            own = "--async-scheduling" in flags_of(pool.spec.extra_args)
+            if own or "--async-scheduling" in flags_of(subject.spec.engine.extra_args):
+                path = f"{pool.path}.extraArgs" if own else "$.spec.engine.extraArgs"
+                message = "--async-scheduling on decode: vLLM 0.23 frees blocks that a running step still writes"
+                yield error(NAME, path, message, "remove it; ascend-pd starts decode with --no-async-scheduling")
 
 
 def _judge(pool: Pool, path: str, flags: dict[str, str]) -> Iterator[Finding]:

@@ -1,7 +1,4 @@
-"""Both connectors on a fake NPU: vllm-ascend's tensors and hooks, compute that lags behind, rank 1 of the host.
-
-The last test leaves the wait for the device out and must see wrong bytes: else the others would prove nothing.
-"""
+"""Both connectors on a fake NPU: vllm-ascend's tensors and hooks, compute that lags behind, rank 1 of the host."""
 
 from __future__ import annotations
 
@@ -92,13 +89,17 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> FakeNpu:
     return fake
 
 
-def ascend_cache() -> Cache:
-    return tuple(ascend_tensor((BLOCKS, BLOCK, HEADS, SIZE)) for _ in range(2))
+def ascend_cache(mla: bool = False) -> Cache:
+    """K and V, or MLA's latent and rope."""
+    shapes = [(1, 32), (1, 16)] if mla else [(HEADS, SIZE)] * 2
+    return tuple(ascend_tensor((BLOCKS, BLOCK, *shape)) for shape in shapes)
 
 
 @contextmanager
-def pair(directory: Path, npu: FakeNpu, connector: str, hook: Any) -> Iterator[tuple[Engine, Engine]]:
-    compute = npu.current_stream()
+def pair(
+    directory: Path, npu: FakeNpu, connector: str, hook: Any, *, waits_for_sampling: bool = True
+) -> Iterator[tuple[Engine, Engine]]:
+    compute, mla = npu.current_stream(), hook is mla_hook
 
     def synchronize() -> None:
         deadline = time.monotonic() + 20
@@ -111,11 +112,12 @@ def pair(directory: Path, npu: FakeNpu, connector: str, hook: Any) -> Iterator[t
             directory / "m",
             connector,
             role,
-            [ascend_cache(), ascend_cache()],
+            [ascend_cache(mla), ascend_cache(mla)],
+            mla=mla,
             extra={"hardware": "A2", "max_unreserved_blocks": BLOCKS},
             hook=hook,
             compute=npu.compute,
-            synchronize=synchronize,
+            synchronize=synchronize if waits_for_sampling else lambda: None,
         )
 
     prefill = engine("kv_producer")
@@ -131,20 +133,12 @@ def pair(directory: Path, npu: FakeNpu, connector: str, hook: Any) -> Iterator[t
         prefill.close()
 
 
-def run_layerwise(prefill: Engine, decode: Engine, num_tokens: int) -> list[tuple[int, int, int]]:
-    """One request pushed; what is wrong in decode's cache when it has been told that all is there."""
-    with metaserver() as served:
-        transfer_id = str(uuid.uuid4())
-        decode.add(
-            "d", num_tokens, to_dict(LayerwiseDecode(transfer_id=transfer_id, metaserver=served.url)), 3, "x"
-        )
-        decode.run_step()
-        prefill.add(
-            "p", num_tokens, to_dict(LayerwisePrefill(transfer_id=transfer_id, metaserver=served.url)), 1, "x"
-        )
-        step_until(lambda: decode.scheduler.running or decode.finished(), prefill, decode)
-        assert decode.scheduler.running
-        return decode.wrong_cells("d", num_tokens - 1)
+def add_layerwise(prefill: Engine, decode: Engine, url: str, num_tokens: int) -> None:
+    """One request to both, decode first."""
+    transfer_id = str(uuid.uuid4())
+    decode.add("d", num_tokens, to_dict(LayerwiseDecode(transfer_id=transfer_id, metaserver=url)), 3, "x")
+    decode.run_step()
+    prefill.add("p", num_tokens, to_dict(LayerwisePrefill(transfer_id=transfer_id, metaserver=url)), 1, "x")
 
 
 @pytest.mark.parametrize("num_tokens", LENGTHS)
@@ -154,10 +148,13 @@ def test_layerwise_pushes_what_the_device_has_written(
 ) -> None:
     with (
         npu.running(num_tokens),
+        metaserver() as served,
         pair(tmp_path, npu, "MooncakeLayerwiseConnector", hook) as (prefill, decode),
     ):
         free = prefill.free_blocks
-        assert run_layerwise(prefill, decode, num_tokens) == []
+        add_layerwise(prefill, decode, served.url, num_tokens)
+        step_until(lambda: decode.scheduler.running, prefill, decode)
+        assert decode.wrong_cells("d", num_tokens - 1) == []
         step_until(lambda: prefill.free_blocks == free, prefill, decode)
 
 
@@ -173,16 +170,29 @@ def test_pull_reads_what_the_device_has_written(tmp_path: Path, npu: FakeNpu, nu
         step_until(lambda: prefill.free_blocks == free, prefill, decode)
 
 
-def test_a_push_that_does_not_wait_for_the_device_is_caught(
-    tmp_path: Path, npu: FakeNpu, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("driver_waits", [True, False])
+def test_nothing_is_pushed_while_the_device_stands_still(
+    tmp_path: Path, npu: FakeNpu, monkeypatch: pytest.MonkeyPatch, driver_waits: bool
 ) -> None:
+    """And a driver that does not wait is caught: else the tests above would prove nothing."""
     driver = importlib.import_module("connectors.device.npu")
-    monkeypatch.setattr(driver.NpuEvent, "wait", lambda self, deadline: True)
-    with (
-        npu.running(3, lag_s=0.02),
-        pair(tmp_path, npu, "MooncakeLayerwiseConnector", gqa_hook) as (prefill, decode),
-    ):
-        assert run_layerwise(prefill, decode, 100) != []
+    if not driver_waits:
+        monkeypatch.setattr(driver.NpuEvent, "wait", lambda self, deadline: True)
+    hooked = pair(tmp_path, npu, "MooncakeLayerwiseConnector", gqa_hook, waits_for_sampling=False)
+    with metaserver() as served, hooked as (prefill, decode):
+        add_layerwise(prefill, decode, served.url, 100)
+        transfers = prefill.worker._worker.rank.transport.moves
+        if driver_waits:
+            until = time.monotonic() + 1.0
+            step_until(lambda: time.monotonic() > until, prefill, decode)
+            assert transfers == [] and not decode.scheduler.running
+            with npu.running():
+                step_until(lambda: decode.scheduler.running, prefill, decode)
+                assert decode.wrong_cells("d", 99) == []
+        else:
+            step_until(lambda: decode.scheduler.running, prefill, decode)
+            assert len(decode.wrong_cells("d", 99)) > 0
+            npu.drain()
 
 
 def test_a_cache_between_boundaries_is_refused_at_start(tmp_path: Path, npu: FakeNpu) -> None:

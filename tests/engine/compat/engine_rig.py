@@ -70,6 +70,7 @@ class Engine(Rig):
         *,
         extra: dict[str, Any] | None = None,
         policy: str = "fail",
+        mla: bool = False,
         hook: Callable[[Any, str, Cache], None] | None = None,
         compute: Callable[[Callable[[], None]], None] = lambda kernel: kernel(),
         synchronize: Callable[[], None] = lambda: None,
@@ -78,14 +79,14 @@ class Engine(Rig):
         config = engine_config(
             directory, connector, "connectors", role=role, policy=policy, extra=extra, kv_port=port
         )
-        super().__init__(config, BLOCKS)
+        super().__init__(config, BLOCKS, mla)
         self.caches = dict(zip(LAYERS, caches, strict=True))
         self._compute = compute
         self._synchronize = synchronize
         self._hook = hook or (lambda worker, name, cache: worker.save_kv_layer(name, cache, None))
         with set_current_vllm_config(config):
             self.worker = KVConnectorFactory.create_connector(
-                config, compat.KVConnectorRole.WORKER, cache_config(BLOCKS)
+                config, compat.KVConnectorRole.WORKER, cache_config(BLOCKS, mla)
             )
         self.worker.register_kv_caches(self.caches)
         self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})

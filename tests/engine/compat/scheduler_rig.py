@@ -19,7 +19,7 @@ from vllm.config import (
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MLAAttentionSpec
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -84,9 +84,13 @@ def engine_config(
     )
 
 
-def cache_config(num_blocks: int = 24) -> KVCacheConfig:
+def cache_config(num_blocks: int = 24, mla: bool = False) -> KVCacheConfig:
     """One group of two layers; the connector gets the same object as the scheduler."""
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32)
+    spec: FullAttentionSpec = FullAttentionSpec(
+        block_size=BLOCK, num_kv_heads=2, head_size=16, dtype=torch.float32
+    )
+    if mla:
+        spec = MLAAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=48, dtype=torch.float32)
     return KVCacheConfig(
         num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(LAYERS, spec)]
     )
@@ -95,13 +99,13 @@ def cache_config(num_blocks: int = 24) -> KVCacheConfig:
 class Rig:
     """One engine core without a model: `step` schedules, pretends to compute, and hands in what workers report."""
 
-    def __init__(self, config: VllmConfig, num_blocks: int = 24) -> None:
+    def __init__(self, config: VllmConfig, num_blocks: int = 24, mla: bool = False) -> None:
         self.config = config
         config.cache_config.num_gpu_blocks = num_blocks
         with set_current_vllm_config(config):
             self.scheduler = Scheduler(
                 vllm_config=config,
-                kv_cache_config=cache_config(num_blocks),
+                kv_cache_config=cache_config(num_blocks, mla),
                 structured_output_manager=StructuredOutputManager(config),
                 block_size=BLOCK,
                 hash_block_size=BLOCK,
