@@ -1,4 +1,4 @@
-"""What drives a ledger in a worker: one lock, one thread that keeps its deadlines, and a place for slow jobs.
+"""What drives a ledger in a worker: one lock, one thread that keeps its deadlines, and one for slow jobs.
 
 A ledger is pure; whoever calls it holds `changed`, and has the actions that come back carried out before letting
 go. Carrying out an action never blocks: what takes time (a fence) is queued with `later`.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
 Action = TypeVar("Action", covariant=True)
@@ -33,17 +33,16 @@ class LedgerDriver(Generic[Action]):
 
     Args:
         perform: carries out one action; called with `changed` held.
-        on_start: called first on the clock's thread.
+        on_start: called first on the thread of the slow jobs.
     """
 
     def __init__(self, name: str, perform: Callable[[Action], None], on_start: Job) -> None:
         self.changed = threading.Condition(threading.RLock())
         self._perform = perform
-        self._on_start = on_start
         self._ledger: Ledger[Action] | None = None
-        self._jobs: deque[Job] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._jobs = ThreadPoolExecutor(1, f"{name}-jobs", initializer=on_start)
 
     def open(self, ledger: Ledger[Action]) -> None:
         """Begin to keep the ledger's time."""
@@ -61,37 +60,40 @@ class LedgerDriver(Generic[Action]):
             self.perform(event(time.monotonic()))
             self.changed.notify_all()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def later(self, job: Job) -> None:
-        """Run `job` on the clock's thread, without the lock; `changed` is held."""
-        self._jobs.append(job)
-        self.changed.notify_all()
+        """Run `job` after those before it, without the lock and without holding the clock up."""
+        if not self._closed:
+            self._jobs.submit(self._guarded, job)
 
     def close(self) -> None:
-        """Stop the clock. Safe to repeat."""
+        """Stop the clock, and wait for the job that runs. Safe to repeat."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(5.0)
+        self._jobs.shutdown(wait=True, cancel_futures=True)
 
     def _run(self) -> None:
-        self._on_start()
-        while (jobs := self._wait()) is not None:
-            for job in jobs:
-                try:
-                    job()
-                except Exception:
-                    # The clock must outlive a bug in one job: the other transfers' deadlines depend on it.
-                    logger.exception("%s: a job failed", self._thread.name)
-
-    def _wait(self) -> list[Job] | None:
         with self.changed:
-            if self._ledger is None or self._closed:
-                return None
-            self.perform(self._ledger.tick(time.monotonic()))
-            wait_s = min(_LONGEST_WAIT_S, self._ledger.next_deadline() - time.monotonic())
-            if not self._jobs and not self._closed and wait_s > 0:
-                self.changed.wait(wait_s)
-            jobs = list(self._jobs)
-            self._jobs.clear()
-        return jobs
+            while self._ledger is not None and not self._closed:
+                try:
+                    self.perform(self._ledger.tick(time.monotonic()))
+                except Exception:
+                    # The clock must outlive a bug: the other transfers' deadlines depend on it.
+                    logger.exception("%s: a deadline's actions failed", self._thread.name)
+                wait_s = min(_LONGEST_WAIT_S, self._ledger.next_deadline() - time.monotonic())
+                if wait_s > 0:
+                    self.changed.wait(wait_s)
+
+    def _guarded(self, job: Job) -> None:
+        try:
+            job()
+        except Exception:
+            # Nobody looks at the result; a bug in one job must be seen and must not end the others.
+            logger.exception("%s: a job failed", self._thread.name)

@@ -126,6 +126,8 @@ class Reader:
         self._owners: dict[str, str] = {}
         self._results = LoadResults()
         self._fence_is_due = False
+        self._reading: set[str] = set()
+        """Transfers whose read has not returned; a fence is over only without those it cut."""
         self._mover = Mover(
             device,
             transport,
@@ -199,8 +201,16 @@ class Reader:
         with self._driver.changed:
             via = self._transport.session
             granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(requests), time.monotonic())
-        if granted:
+            if granted:
+                self._reading.add(load.transfer_id)
+        if not granted:
+            return
+        try:
             self._read(load, source, requests, via)
+        finally:
+            with self._driver.changed:
+                self._reading.discard(load.transfer_id)
+                self._driver.changed.notify_all()
 
     def _read(self, load: _Load, source: Source, requests: dict[int, StagedRequest], via: str) -> None:
         left = len(requests)
@@ -212,33 +222,43 @@ class Reader:
                 load.num_bytes += moved
                 load.read = time.monotonic()
                 self._driver.tell(partial(self._ledger.read_ok, load.transfer_id, bytes_read=moved))
-        except TransferError as error:
+        except AscendPdError as error:
             self._peers.forget(load.address)
             failed = partial(
                 self._ledger.read_failed, load.transfer_id, f"reading from {load.source} failed: {error}"
             )
-            self._driver.tell(partial(failed, quiesced=error.quiesced))
+            quiesced = isinstance(error, TransferError) and error.quiesced
+            self._driver.tell(partial(failed, quiesced=quiesced))
             for _ in range(left - 1):
                 self._driver.tell(partial(failed, quiesced=True))
 
     def _refuse(self, load: _Load, reason: str) -> None:
         self._driver.tell(lambda now: self._ledger.refuse(load.transfer_id, reason, now))
 
-    # --- the clock's thread ------------------------------------------------------------------------------------
+    # --- the jobs' thread --------------------------------------------------------------------------------------
 
     def _fence(self) -> None:
         with self._driver.changed:
             self._fence_is_due = False
             generation = self._ledger.fence_begins()
+            cut = set(self._reading)
         try:
             session = self._transport.rotate()
         except AscendPdError as error:
             reason = str(error)
             self._driver.tell(lambda now: self._ledger.fence_failed(reason, now))
             return
+        self._wait_for_return(cut)
         self._mover.fenced()
         logger.warning("rank %d: transport endpoint destroyed and opened anew as %s", self._tp_rank, session)
         self._driver.tell(lambda now: self._ledger.fenced(generation, now))
+
+    def _wait_for_return(self, cut: set[str]) -> None:
+        """The wire is dead, but a read may still scatter what came before out of its staging slots. Its blocks stay
+        in quarantine until it has returned; the ledger's own deadline says when that takes too long."""
+        with self._driver.changed:
+            while self._reading & cut and not self._driver.closed:
+                self._driver.changed.wait(1.0)
 
     # --- what the ledger orders --------------------------------------------------------------------------------
 
