@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 
+import msgspec
 from vllm.v1.request import Request as EngineRequest
 
 from ascend_pd.errors import RemoteProtocolError
@@ -89,6 +90,8 @@ class DecodeScheduler:
         if not isinstance(params, LayerwiseDecode):
             logger.warning("request %s: not a layer-wise request; its prompt is computed here", request.request_id)
             return
+        # A configured metaserver is the one: what a request names is not taken on trust.
+        params = msgspec.structs.replace(params, metaserver=self._settings.config.metaserver or params.metaserver)
         with self._lock:
             if not self._book.expect(request.request_id, params):
                 logger.warning("transfer %s is used already; its prompt is computed here", params.transfer_id)

@@ -53,7 +53,10 @@ class PrefillScheduler:
             dropped first, so that a full P and a full D never wait for each other.
     """
 
-    def __init__(self, endpoint: EngineEndpoint, max_unreserved_blocks: int, patience_s: float) -> None:
+    def __init__(
+        self, endpoint: EngineEndpoint, max_unreserved_blocks: int, patience_s: float, metaserver: str
+    ) -> None:
+        self._metaserver = metaserver
         self._endpoint = endpoint
         self._max_unreserved_blocks = max_unreserved_blocks
         self._patience_s = patience_s
@@ -177,7 +180,8 @@ class PrefillScheduler:
                 PushBegin(
                     request_id=new.req_id,
                     transfer_id=prefill.params.transfer_id,
-                    metaserver=prefill.params.metaserver,
+                    # A configured metaserver is the one: what a request names is not taken on trust.
+                    metaserver=self._metaserver or prefill.params.metaserver,
                     num_prompt_tokens=request.num_prompt_tokens,
                     prompt_hash=prompt_hash(request.prompt_token_ids or ()),
                 )

@@ -37,7 +37,7 @@ class LayerwiseScheduler:
         self._decode: DecodeScheduler | None = None
         if settings.is_producer:
             cap = config.max_unreserved_blocks or max(1, num_blocks // _UNRESERVED_SHARE)
-            self._prefill = PrefillScheduler(self.endpoint, cap, config.lease_seconds)
+            self._prefill = PrefillScheduler(self.endpoint, cap, config.lease_seconds, config.metaserver)
         if settings.is_consumer:
             self._rendezvous = RendezvousClient(settings.secret, settings.engine_id)
             self._decode = DecodeScheduler(settings, self.endpoint, self._rendezvous, single_group=single_group)

@@ -79,7 +79,13 @@ class Sink:
         self.client = SideChannelClient(b"", "decode", faults=own.faults)
         peers = PeerDirectory(self.client, FINGERPRINT, self.cache.layout, self.cache.transport.name)
         self.reader = Reader(
-            own, self.cache.device, self.cache.transport, peers, self.client, tp_rank=0, single_group=True
+            own,
+            self.cache.device,
+            self.cache.transport,
+            peers,
+            self.client,
+            layout=self.cache.layout,
+            single_group=True,
         )
 
     def load(self, handoff: PullHandoff, block_ids: list[int], **fields: Any) -> None:
