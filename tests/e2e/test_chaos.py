@@ -22,6 +22,8 @@ STEP_S = 6.0
 EMPTY_S = LEASE_S + 2.0 + STEP_S
 ERROR_S = TRANSFER_S + QUARANTINE_S + 2 * STEP_S
 ROUNDS = int(os.environ.get("ASCEND_PD_CHAOS_ROUNDS", "1"))
+DECODE_LEN = 1536
+"""Shorter than what prefill accepts."""
 LENGTHS = (40, 127, 128, 300, 640, 1100)
 
 pytestmark = pytest.mark.parametrize("round_number", range(ROUNDS))
@@ -54,6 +56,7 @@ def chaos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """A cluster with short leases, in which some messages are lost and repeated from the start."""
     bounds = {"leaseSeconds": LEASE_S, "transferSeconds": TRANSFER_S, "quarantineSeconds": QUARANTINE_S}
     document = cpu_spec(request.param, connector=bounds)
+    document["spec"]["pools"][1]["overrides"] = {"maxModelLen": DECODE_LEN}
     cluster = Cluster(document, tmp_path_factory.mktemp(f"chaos-{request.param}"))
     lossy = "drop:done:2,repeat:done:3,drop:claim:2,repeat:claim:2,drop:pushed:2,repeat:pushed:3,drop:answer:4"
     for name in ("prefill/0", "decode/0"):
@@ -80,7 +83,7 @@ def judge(outcomes: list[Outcome], right: dict[Prompt, set[tuple[int, ...]]], re
     record.asked(outcomes)
     for outcome in outcomes:
         if outcome.answered:
-            assert outcome.tokens in right[outcome.prompt], f"wrong text for {len(outcome.prompt)} tokens"
+            assert outcome.tokens in right.get(outcome.prompt, ()), f"wrong text for {len(outcome.prompt)} tokens"
         elif not outcome.cut:
             assert outcome.error, "an error without a reason"
             assert outcome.seconds < ERROR_S, f"{outcome.error} only after {outcome.seconds:.1f} s"
@@ -114,12 +117,11 @@ def test_random_cancels_strand_nothing(
         judge(list(pool.map(one, range(200))), right, record)
 
 
+@pytest.mark.parametrize("chaos", ["pull"], indirect=True)
 @pytest.mark.usefixtures("settled")
 def test_client_gone_between_prefills_answer_and_decodes_admission(
     chaos: Cluster, prompts: list[Prompt], record: ChaosRecord
 ) -> None:
-    if "metaserver" in chaos.roles:
-        pytest.skip("layer-wise has no such gap: both legs begin at once")
     for prompt in prompts[:3]:
         params = {"do_remote_decode": True, "transfer_id": str(uuid.uuid4())}
         assert handoff_of(chaos["prefill/0"].url, prompt, params)["do_remote_prefill"]
@@ -128,7 +130,7 @@ def test_client_gone_between_prefills_answer_and_decodes_admission(
 
 @pytest.mark.usefixtures("settled")
 def test_decode_refuses_what_prefill_accepted(chaos: Cluster, right: Right, record: ChaosRecord) -> None:
-    outcome = ask(chaos.proxy.url, prompt_of(2000, 9), max_tokens=500)
+    outcome = ask(chaos.proxy.url, prompt_of(DECODE_LEN + 100, 9))
     judge([outcome], right, record)
     assert outcome.status == 400, outcome
     assert outcome.seconds < ERROR_S
@@ -149,12 +151,11 @@ def test_engine_killed_under_load_and_restarted_under_the_same_name(
     wait_until_served(chaos, prompts[0])
 
 
+@pytest.mark.parametrize("chaos", ["pull"], indirect=True)
 @pytest.mark.usefixtures("settled")
 def test_prefill_stopped_past_the_lease_during_a_read(
     chaos: Cluster, prompts: list[Prompt], right: Right, record: ChaosRecord
 ) -> None:
-    if "metaserver" in chaos.roles:
-        pytest.skip("pull only; the next test stops a push")
     prompt = prompts[-1]
     params = {"do_remote_decode": True, "transfer_id": str(uuid.uuid4())}
     handoff = handoff_of(chaos["prefill/0"].url, prompt, params)
@@ -168,15 +169,14 @@ def test_prefill_stopped_past_the_lease_during_a_read(
     wait_until_served(chaos, prompts[0])
 
 
+@pytest.mark.parametrize("chaos", ["layerwise"], indirect=True)
 @pytest.mark.usefixtures("settled")
 def test_bytes_of_a_push_given_up_never_reach_reused_blocks(
     chaos: Cluster, prompts: list[Prompt], right: Right, record: ChaosRecord
 ) -> None:
-    if "metaserver" not in chaos.roles:
-        pytest.skip("layer-wise only")
     decode = chaos["decode/0"].url
     with ThreadPoolExecutor(1) as pool:
-        victim = pool.submit(ask, chaos.proxy.url, prompt_of(1900, 77))
+        victim = pool.submit(ask, chaos.proxy.url, prompt_of(1400, 77))
         time.sleep(2.0)
         chaos["prefill/0"].signal_all(signal.SIGSTOP)
         record.fault("SIGSTOP prefill in the middle of a push")
@@ -195,12 +195,11 @@ def test_bytes_of_a_push_given_up_never_reach_reused_blocks(
     wait_until_served(chaos, prompts[0])
 
 
+@pytest.mark.parametrize("chaos", ["layerwise"], indirect=True)
 @pytest.mark.usefixtures("settled")
 def test_metaserver_killed_and_restarted(
     chaos: Cluster, prompts: list[Prompt], right: Right, record: ChaosRecord
 ) -> None:
-    if "metaserver" not in chaos.roles:
-        pytest.skip("layer-wise only")
     load = Load(chaos.proxy.url, prompts * 2, at_a_time=3)
     time.sleep(1.0)
     chaos["metaserver"].kill()
