@@ -56,8 +56,6 @@ def _extra_config(
         config["secret_file"] = connector.secret_file
     if topology.metaserver:
         config["metaserver"] = topology.metaserver.url
-    if connector.checksum:
-        config["checksum"] = True
     if connector.memfabric_store:
         config["memfabric_store"] = connector.memfabric_store
     return config

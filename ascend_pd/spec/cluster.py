@@ -154,7 +154,6 @@ class ConnectorSpec(_Strict):
     quarantine_seconds: Seconds = 10
     """Bound on waiting for drained acknowledgements before D fences its own endpoint."""
     load_failure_policy: Literal["fail", "recompute"] = "fail"
-    checksum: bool = False
     staging_bytes: Bytes = 64 << 20
     """Memory per worker and peer in which small pieces travel packed; 0 moves each by itself."""
     memfabric_store: str | None = None

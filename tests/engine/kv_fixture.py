@@ -21,6 +21,7 @@ from connectors.settings import ConnectorSettings
 from connectors.transport import Placement as EndpointPlacement
 from connectors.transport import create
 from connectors.transport.base import Transport
+from connectors.transport.faulty import FaultyTransport
 
 LAYERS, BLOCKS, HEADS, BLOCK_SIZE, HEAD_SIZE = 4, 24, 2, 32, 16
 FINGERPRINT = Fingerprint(
@@ -75,7 +76,7 @@ class Cache:
         )
 
 
-def make_cache(seed: int | None) -> Cache:
+def make_cache(seed: int | None, faults: FaultInjector | None = None) -> Cache:
     """Random bytes for a seed, else zeros."""
     shape = (LAYERS, BLOCKS, HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
     tensor = torch.zeros(shape)
@@ -85,7 +86,9 @@ def make_cache(seed: int | None) -> Cache:
     placement = Placement(num_blocks=BLOCKS, num_kv_heads=HEADS, packed="vec")
     layout = describe(caches, placement, [CacheGroup(layer_names=tuple(caches), block_size=BLOCK_SIZE)])
     device = create_device("cpu")
-    transport = create(ConnectorConfig(), EndpointPlacement("prefill", device.index))
+    transport: Transport = create(ConnectorConfig(), EndpointPlacement("prefill", device.index))
+    if faults is not None:
+        transport = FaultyTransport(transport, faults)
     transport.register(device.adopt(caches.values()))
     return Cache(tensor, layout, device, transport)
 

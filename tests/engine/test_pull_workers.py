@@ -75,7 +75,7 @@ class Sink:
 
     def __init__(self, *, faults: str = "", recompute: bool = False) -> None:
         own = settings("decode", faults=faults, recompute=recompute)
-        self.cache: Cache = make_cache(None)
+        self.cache: Cache = make_cache(None, own.faults)
         self.client = SideChannelClient(b"", "decode", faults=own.faults)
         peers = PeerDirectory(self.client, FINGERPRINT, self.cache.layout, self.cache.transport.name)
         self.reader = Reader(

@@ -69,13 +69,13 @@ def test_prefill_and_decode_differ_in_role_port_and_engine_id_only() -> None:
 
 @pytest.mark.parametrize("mode", ["pull", "layerwise"])
 def test_the_connector_understands_every_key_it_is_given(mode: str) -> None:
-    spec = {"mode": mode, "protocol": "tcp", "leaseSeconds": 7, "checksum": True, "secretFile": "/s",
+    spec = {"mode": mode, "protocol": "tcp", "leaseSeconds": 7, "secretFile": "/s",
             "maxHoldSeconds": 70, "transferSeconds": 71, "quarantineSeconds": 3}  # fmt: skip
     started = plans(cluster(connector=spec))
     config = parse_connector_config(kv_config(started["decode/0"])["kv_connector_extra_config"])
     assert (config.lease_seconds, config.max_hold_seconds) == (7, 70)
     assert (config.transfer_seconds, config.quarantine_seconds) == (71, 3)
-    assert config.checksum and config.secret_file == "/s" and config.protocol == "tcp"
+    assert config.secret_file == "/s" and config.protocol == "tcp"
     assert config.metaserver == ("http://127.0.0.1:9000" if mode == "layerwise" else "")
 
 
