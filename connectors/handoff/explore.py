@@ -13,20 +13,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from connectors.handoff.exploring.capacity import CapacityModel
-from connectors.handoff.exploring.pull import PULL_FAULTS, PullModel
+from connectors.handoff.exploring.pull import PullModel
+from connectors.handoff.exploring.pull_world import PULL_FAULTS
 from connectors.handoff.exploring.push import PushModel
 from connectors.handoff.exploring.search import Model, Result, search
-from connectors.handoff.exploring.world import EVERY_FAULT, NO_FAULT, Budget
+from connectors.handoff.exploring.world import EVERY_FAULT, FAILING_OPERATIONS, NO_FAULT, Budget, Fault
+
+CORE = Fault.CRASH_P | Fault.CRASH_D | Fault.CANCEL_D | Fault.PREEMPT | Fault.FENCE_FAILS | Fault.ERROR
+REBIRTH = Fault.CRASH_P | Fault.ERROR | Fault.CANCEL_D | Fault.FENCE_FAILS
 
 STANDARD: tuple[Callable[[], Model[Any]], ...] = (
     PullModel,
-    lambda: PullModel(answer_early=False),
-    lambda: PullModel(reads=2),
+    lambda: PullModel(answer_early=False, budget=Budget(PULL_FAULTS, 2)),
+    lambda: PullModel(reads=2, budget=Budget(PULL_FAULTS, 2)),
     lambda: PullModel(ranks=2, budget=Budget(PULL_FAULTS, 1, free=NO_FAULT)),
-    lambda: PushModel(budget=Budget(EVERY_FAULT, 2, free=NO_FAULT)),
+    lambda: PushModel(budget=Budget(CORE, 2, free=NO_FAULT)),
     lambda: PushModel(answer_early=False, budget=Budget(EVERY_FAULT, 1)),
-    lambda: PushModel(writes=2, budget=Budget(EVERY_FAULT, 1, free=NO_FAULT)),
-    lambda: PushModel(writers=("P", "P"), budget=Budget(EVERY_FAULT, 1, free=NO_FAULT)),
+    lambda: PushModel(writes=2, budget=Budget(CORE, 1, free=NO_FAULT)),
+    lambda: PushModel(writers=("P", "P"), budget=Budget(Fault.CRASH_P, 1, free=NO_FAULT)),
     lambda: PushModel(writers=("P", "Q"), budget=Budget(NO_FAULT, 0, free=NO_FAULT)),
     CapacityModel,
 )
@@ -34,13 +38,13 @@ STANDARD: tuple[Callable[[], Model[Any]], ...] = (
 
 THOROUGH: tuple[Callable[[], Model[Any]], ...] = (
     *STANDARD,
-    lambda: PullModel(ranks=2, budget=Budget(PULL_FAULTS, 2)),
-    lambda: PushModel(budget=Budget(EVERY_FAULT, 3)),
-    lambda: PushModel(writes=2, budget=Budget(EVERY_FAULT, 2, free=NO_FAULT)),
+    lambda: PullModel(ranks=2, budget=Budget(PULL_FAULTS, 2, free=NO_FAULT)),
+    lambda: PushModel(budget=Budget(EVERY_FAULT, 2, free=NO_FAULT)),
+    lambda: PushModel(writes=2, budget=Budget(EVERY_FAULT, 1, free=NO_FAULT)),
     lambda: PushModel(ranks=2, budget=Budget(NO_FAULT, 0, free=NO_FAULT)),
-    lambda: PushModel(ranks=2, budget=Budget(EVERY_FAULT, 1, free=NO_FAULT)),
-    lambda: PushModel(writers=("P", "Q"), budget=Budget(EVERY_FAULT, 1, free=NO_FAULT)),
-    lambda: PushModel(writers=("P", "P"), budget=Budget(EVERY_FAULT, 2, free=NO_FAULT)),
+    lambda: PushModel(ranks=2, budget=Budget(FAILING_OPERATIONS, 1, free=NO_FAULT)),
+    lambda: PushModel(writers=("P", "P"), budget=Budget(REBIRTH, 2, free=NO_FAULT)),
+    lambda: PushModel(writers=("P", "Q"), budget=Budget(CORE, 1, free=NO_FAULT)),
     lambda: CapacityModel(transfers=5, p_slots=3, d_slots=3),
 )
 """Larger bounds: minutes, and some gigabytes of memory."""

@@ -22,7 +22,9 @@ from connectors.handoff.source_table import SourceState
 from connectors.handoff.unreserved import UnreservedCap
 
 P0 = EngineRef("P", "life0")
-CLAIM = Call("handle", Claim(transfer_id=T, sink_epoch=D0.epoch, source=P0, source_ranks=1, prompt_hash=""), NOW)
+CLAIM = Call(
+    "handle", Claim(transfer_id=T, sink_epoch=D0.epoch, source=P0, source_ranks=1, prompt_hash="prompt"), NOW
+)
 PUSHED = Call(
     "handle",
     Pushed(transfer_id=T, sink_epoch=D0.epoch, source=P0, source_rank=0, num_tokens=1, bytes_sent=1),

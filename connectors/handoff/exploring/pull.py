@@ -8,10 +8,8 @@ block back once and hears of every request once (5); and a leg given up on D is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from ascend_pd.wire.identity import EngineRef
-from ascend_pd.wire.messages import Abort, Done, Release, Renew, Verdict
+from ascend_pd.wire.messages import Verdict
 from connectors.handoff.actions import (
     AnswerEarly,
     DemandRestart,
@@ -24,10 +22,36 @@ from connectors.handoff.actions import (
     SinkAction,
     SourceAction,
 )
-from connectors.handoff.exploring.parties import NOW, TICK, Call, SinkParty, SourceParty, T
+from connectors.handoff.exploring.parties import NOW, TICK, Call, SinkParty, SourceParty
+from connectors.handoff.exploring.pull_world import (
+    ALL_OF_PULL,
+    D0,
+    D_BEGIN,
+    D_CANCEL,
+    D_ERROR,
+    D_FENCE_FAILED,
+    D_FENCED,
+    D_READ_OK,
+    D_REFUSE,
+    D_REPORTED,
+    D_UNSENT,
+    OTHER,
+    P0,
+    P1,
+    P_ABORT,
+    P_BEGIN,
+    P_CANCEL,
+    P_HOLD,
+    P_RELEASE,
+    P_RENEW,
+    P_SIBLING,
+    RankWires,
+    State,
+    done_message,
+    sent,
+)
 from connectors.handoff.exploring.search import Step
 from connectors.handoff.exploring.world import (
-    EVERY_FAULT,
     IN_TRANSIT,
     LANDED,
     NO_FAULT,
@@ -38,6 +62,7 @@ from connectors.handoff.exploring.world import (
     Network,
     Op,
     Vllm,
+    policy,
     put,
 )
 from connectors.handoff.machine import Kind
@@ -45,61 +70,7 @@ from connectors.handoff.sink_table import SINK, SINK_FINAL, SinkTable
 from connectors.handoff.source_record import classify_done
 from connectors.handoff.source_table import SOURCE, SOURCE_FINAL, SourceTable
 
-P0, P1 = EngineRef("P", "life0"), EngineRef("P", "life1")
-D0, OTHER = EngineRef("D", "life0"), EngineRef("other", "life0")
-PULL_FAULTS = EVERY_FAULT & ~(Fault.PREEMPT | Fault.CLOSE_FAILS)
-ALL_OF_PULL = Budget(once=PULL_FAULTS, most=9)
-
-
-class State(NamedTuple):
-    """Tuples are per rank of D; `fences` counts 1 for a wanted fence, 2 for one that failed."""
-
-    snk: tuple[int, ...]
-    ops: tuple[tuple[Op, ...], ...]
-    reports: tuple[Outcome | None, ...]
-    taken: tuple[bool, ...]
-    fences: tuple[int, ...]
-    src: int = 0
-    p: Vllm = Vllm.ABSENT
-    p_blocks: Blocks = Blocks.NONE
-    p_life: int = 0
-    d: Vllm = Vllm.ABSENT
-    d_blocks: Blocks = Blocks.NONE
-    d_life: int = 0
-    net: int = 0
-    faults: int = 0
-
-
 Steps = Iterator[Step[State]]
-
-
-class RankWires:
-    """What one rank of D sends and calls: message bits and the ways its ledger is driven."""
-
-    def __init__(self, net: Network, rank: int, ranks: int, reads: int) -> None:
-        read_id = f"read{rank}"
-        self.done, self.ok, self.no = net.bit(f"done{rank}"), net.bit(f"ok{rank}"), net.bit(f"no{rank}")
-        self.message = done_message(rank, ranks, D0, read_id)
-        self.deliver = Call("handle", self.message, NOW)
-        self.start = Call("start_reads", T, read_id, reads, NOW)
-        self.vouched = Call("vouched", T, read_id, NOW)
-        self.disowned = Call("disowned", T, read_id, "", NOW)
-
-
-def done_message(rank: int, ranks: int, sink: EngineRef, read_id: str) -> Done:
-    return Done(transfer_id=T, source_epoch=P0.epoch, sink=sink, sink_rank=rank, sink_ranks=ranks, read_id=read_id)
-
-
-P_BEGIN, P_HOLD = Call("begin", T, "req", NOW), Call("hold", T, "req", NOW)
-P_SIBLING, P_CANCEL = Call("hold", T, "sibling", NOW), Call("cancel", T, "", NOW)
-P_RENEW = Call("handle", Renew(transfer_id=T, source_epoch=P0.epoch), NOW)
-P_RELEASE = Call("handle", Release(transfer_id=T, reason="proxy"), NOW)
-P_ABORT = Call("handle", Abort(transfer_id=T, epoch=P0.epoch, sender=D0, reason="D"), NOW)
-D_BEGIN, D_CANCEL = Call("begin", T, "req", NOW, source=P0), Call("cancel", T, NOW)
-D_READ_OK, D_REPORTED = Call("read_ok", T, NOW), Call("reported", T, NOW)
-D_ERROR = Call("read_failed", T, "", NOW, quiesced=False)
-D_UNSENT = Call("read_failed", T, "", NOW, quiesced=True)
-D_FENCED, D_FENCE_FAILED = Call("fenced", 0, NOW), Call("fence_failed", "", NOW)
 
 
 class PullModel:
@@ -207,7 +178,7 @@ class PullModel:
                 answer = self._p[s.p_life].drive(s.src, wires.deliver)[1][0]
                 ok = answer.verdict is Verdict.OK
                 yield self._drive_p(
-                    _sent(s, wires.ok if ok else wires.no),
+                    sent(s, wires.ok if ok else wires.no),
                     wires.deliver,
                     f"P <- Done of rank {rank}, answers {answer.verdict}",
                 )
@@ -313,17 +284,30 @@ class PullModel:
             yield self._drive_d(s, rank, wires.vouched, f"D{rank} <- OK")
         if s.net & wires.no:
             yield self._drive_d(s, rank, wires.disowned, f"D{rank} <- not vouched for")
+        yield from self._local_steps(s, rank)
+
+    def _local_steps(self, s: State, rank: int) -> Steps:
+        record = self._d.record(s.snk[rank])
         if s.snk[rank] and record.state not in SINK_FINAL:
             yield self._drive_d(s, rank, TICK, f"D{rank}: deadline while {record.state}", certain=True)
         elif s.snk[rank] and self._may(s, Fault.FORGET):
             yield self._drive_d(self._used(s, Fault.FORGET), rank, TICK, f"D{rank}: forgets")
         if s.fences[rank] == 1:
-            dead = tuple(Op.LOST if op in IN_TRANSIT | LANDED else op for op in s.ops[rank])
-            after = s._replace(ops=put(s.ops, rank, dead), fences=put(s.fences, rank, 0))
-            yield self._drive_d(after, rank, D_FENCED, f"D{rank}: destroys its endpoint", certain=True)
+            yield self._fence(s, rank, f"D{rank}: destroys its endpoint")
+        elif self._may(s, Fault.OTHER_FENCE) and s.fences[rank] == 0 and record.begun:
+            label = f"D{rank}: destroys its endpoint for another transfer"
+            yield self._fence(self._used(s, Fault.OTHER_FENCE), rank, label)
+        if self._may(s, Fault.REFUSE) and record.begun:
+            after = self._used(s, Fault.REFUSE)
+            yield self._drive_d(after, rank, D_REFUSE, f"D{rank}: finds that it cannot work")
         if s.reports[rank] is not None and not s.taken[rank]:
             after = s._replace(taken=put(s.taken, rank, True))
             yield self._drive_d(after, rank, D_REPORTED, f"D{rank}: vLLM takes the report", certain=True)
+
+    def _fence(self, s: State, rank: int, label: str) -> Step[State]:
+        dead = tuple(Op.LOST if op in IN_TRANSIT | LANDED else op for op in s.ops[rank])
+        after = s._replace(ops=put(s.ops, rank, dead), fences=put(s.fences, rank, 0))
+        return self._drive_d(after, rank, D_FENCED, label, certain=True)
 
     def _op_steps(self, s: State, rank: int, i: int, op: Op) -> Steps:
         def with_op(new: Op, fault: int = NO_FAULT) -> State:
@@ -384,12 +368,3 @@ class PullModel:
             net=s.net,
             faults=s.faults,
         )
-
-
-def _sent(s: State, bit: int) -> State:
-    return s if s.net & bit else s._replace(net=s.net | bit)
-
-
-def policy(answer_early: bool) -> str:
-    """vLLM's `kv_load_failure_policy`: only `fail` lets an answer go out early."""
-    return "fail" if answer_early else "recompute"

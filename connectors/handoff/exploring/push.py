@@ -23,7 +23,6 @@ from connectors.handoff.actions import (
 )
 from connectors.handoff.exploring import push_world as calls
 from connectors.handoff.exploring.parties import TICK, Call, SinkParty, SourceParty
-from connectors.handoff.exploring.pull import policy
 from connectors.handoff.exploring.push_world import D0, Rank, State, Wires, Writer, sent
 from connectors.handoff.exploring.push_writer import WriterSide
 from connectors.handoff.exploring.search import Step
@@ -36,6 +35,7 @@ from connectors.handoff.exploring.world import (
     Network,
     Op,
     Vllm,
+    policy,
     put,
 )
 from connectors.handoff.sink_table import SINK, SINK_FINAL, SinkState, SinkTable
@@ -196,6 +196,7 @@ class PushModel:
             yield self._drive_d(s, TICK, f"D: deadline while {record.state}", certain=True)
         elif s.snk and self._budget.allows(Fault.FORGET, s.faults):
             yield self._drive_d(self._used(s, Fault.FORGET), TICK, "D: forgets the transfer")
+        yield from self._d_faults(s, record.state)
         if s.fence == 1:
             after = self._lost(s) if self._late_lookup else s
             after = after._replace(fence=0, fenced=True)
@@ -211,6 +212,17 @@ class PushModel:
             yield self._drive_d(after, calls.D_REPORTED, label, certain=True)
         if s.d is Vllm.ABORTED and not record.cancelled and s.report is None:
             yield self._drive_d(s, calls.D_CANCEL, "D: hears of vLLM's abort", certain=True)
+
+    def _d_faults(self, s: State, state: SinkState) -> Steps:
+        if self._budget.allows(Fault.REFUSE, s.faults) and state in (SinkState.RESERVED, SinkState.RECEIVING):
+            yield self._drive_d(self._used(s, Fault.REFUSE), calls.D_REFUSE, "D: finds that it cannot work")
+        if self._budget.allows(Fault.WRONG_CLAIM, s.faults):
+            label = "D <- Claim with another prompt"
+            yield self._drive_d(self._used(s, Fault.WRONG_CLAIM), calls.WRONG_CLAIM, label)
+        bound_to_it = state in (SinkState.RECEIVING, SinkState.FAILING, SinkState.FENCING)
+        if self._budget.allows(Fault.OTHER_FENCE, s.faults) and bound_to_it and not s.fenced:
+            after = self._used(s, Fault.OTHER_FENCE)._replace(fence=0, fenced=True)
+            yield self._drive_d(after, calls.D_FENCED, "D: destroys its endpoint for another transfer")
 
     def _lost(self, s: State) -> State:
         """What was on its way to the destroyed endpoint."""
@@ -230,6 +242,8 @@ class PushModel:
         for rank in wires.ranks:
             if s.net & rank.pushed:
                 yield self._drive_d(sent(s, rank.told), rank.deliver_pushed, f"D <- Pushed of {rank.name}")
+            if s.net & rank.dirty:
+                yield self._drive_d(s, rank.deliver_dirty, f"D <- dirty Pushed of {rank.name}")
             if s.net & rank.abort:
                 yield self._drive_d(s, rank.deliver_abort, f"D <- Abort of {rank.name}")
             if s.net & rank.drained:

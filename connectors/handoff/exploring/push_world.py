@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Claim, Pushed, Release
 from connectors.handoff.actions import Outcome
@@ -23,7 +25,20 @@ PREEMPTED, RESUMED = Call("preempted", T, NOW), Call("resumed", T, NOW)
 DRAIN_OVERDUE, SESSION_CLOSED = Call("drain_overdue", T, NOW), Call("session_closed", NOW)
 CLOSE_FAILED = Call("close_failed", T, "", NOW)
 RELEASE = Call("handle", Release(transfer_id=T, reason="proxy"), NOW)
-D_BEGIN, D_CANCEL, D_REPORTED = Call("begin", T, "req", NOW), Call("cancel", T, NOW), Call("reported", T, NOW)
+D_BEGIN = Call("begin", T, "req", NOW, prompt_hash="prompt")
+D_CANCEL, D_REPORTED = Call("cancel", T, NOW), Call("reported", T, NOW)
+D_REFUSE = Call("refuse", T, "", NOW)
+WRONG_CLAIM = Call(
+    "handle",
+    Claim(
+        transfer_id=T,
+        sink_epoch=D0.epoch,
+        source=EngineRef("wrong", "life0"),
+        source_ranks=1,
+        prompt_hash="other",
+    ),
+    NOW,
+)
 D_FENCED, D_FENCE_FAILED = Call("fenced", 0, NOW), Call("fence_failed", "", NOW)
 
 
@@ -79,7 +94,9 @@ class RankWires:
         pushed = Pushed(
             transfer_id=T, sink_epoch=D0.epoch, source=engine, source_rank=rank, num_tokens=1, bytes_sent=0
         )
+        self.dirty = net.bit(f"dirty {name}")
         self.deliver_pushed = Call("handle", pushed, NOW)
+        self.deliver_dirty = Call("handle", msgspec.structs.replace(pushed, dirty=True), NOW)
         self.deliver_abort = Call("handle", self._abort(engine, rank, False), NOW)
         self.deliver_drained = Call("handle", self._abort(engine, rank, True), NOW)
         self.answered_drained = Call("abort_answered", T, rank, True, NOW)
@@ -99,7 +116,7 @@ class Wires:
             net.bit(f"no {name}"),
         )
         self.to_abort = net.bit(f"abort to {name}")
-        claim = Claim(transfer_id=T, sink_epoch=D0.epoch, source=engine, source_ranks=ranks, prompt_hash="")
+        claim = Claim(transfer_id=T, sink_epoch=D0.epoch, source=engine, source_ranks=ranks, prompt_hash="prompt")
         self.deliver_claim = Call("handle", claim, NOW)
         self.take_abort = Call(
             "handle", Abort(transfer_id=T, epoch=engine.epoch, sender=D0, reason="D gives up"), NOW

@@ -45,7 +45,7 @@ class WriterSide:
             yield from self._writes(s, r, rank)
             for i, op in enumerate(rank.ops):
                 yield from self._returns(s, r, i, op)
-            yield from self._rank_steps(s, r, rank, wires)
+            yield from self._rank_steps(s, r, rank, wires, reserved)
         yield from self._fault_steps(s, w)
 
     def with_rank(self, s: State, r: int, **changes: Any) -> State:
@@ -166,12 +166,13 @@ class WriterSide:
         if self._may(s, Fault.ERROR):
             after = self._used(s, Fault.ERROR)
             after = self.with_rank(after, r, ops=put(ops, i, Op.ZOMBIE if op is Op.FLYING else Op.LOST))
+            after = sent(after, self._wires.ranks[r].dirty)
             yield self.drive(after, r, calls.WRITE_ERROR, f"{name} returns an error", certain=True)
         if op is Op.FLYING and self._may(s, Fault.UNSENT):
             after = self.with_rank(self._used(s, Fault.UNSENT), r, ops=put(ops, i, Op.LOST))
             yield self.drive(after, r, calls.WRITE_UNSENT, f"{name} could not be submitted")
 
-    def _rank_steps(self, s: State, r: int, rank: Rank, wires: RankWires) -> Steps:
+    def _rank_steps(self, s: State, r: int, rank: Rank, wires: RankWires, reserved: int) -> Steps:
         w, record, name = s.writers[self._number], self._party.record(rank.src), wires.name
         if w.request is Vllm.PREEMPTING and Op.FLYING in rank.ops:
             label = f"{name}: writes outlive the preemption's bound"
@@ -181,9 +182,12 @@ class WriterSide:
         elif rank.src and self._may(s, Fault.FORGET):
             yield self.drive(self._used(s, Fault.FORGET), r, TICK, f"{name}: forgets the transfer")
         if rank.close == 1:
-            ops = tuple(Op.LOST if op in UNSETTLED else op for op in rank.ops)
-            after = self.with_rank(s, r, ops=ops, close=0)
-            yield self.drive(after, r, calls.SESSION_CLOSED, f"{name}: closes its session", certain=True)
+            yield self._close(s, r, f"{name}: closes its session")
+        elif self._may(s, Fault.OTHER_CLOSE) and not UNSETTLED.isdisjoint(rank.ops):
+            after = self._used(s, Fault.OTHER_CLOSE)
+            yield self._close(after, r, f"{name}: closes its session for another transfer")
+        if record.state is SourceState.RELEASED and s.net & reserved and UNSETTLED.isdisjoint(rank.ops):
+            yield Step(f"{name}: tells D that it will not write", sent(s, wires.drained))
         if s.net & self._wires.granted and w.begun:
             yield self.drive(s, r, calls.GRANTED, f"{name} <- claim granted")
         if s.net & self._wires.denied and w.begun:
@@ -195,6 +199,10 @@ class WriterSide:
             after = sent(s, wires.drained_reply) if answer.drained else s
             label = f"{name} <- Abort of D, answers {'' if answer.drained else 'not '}drained"
             yield self.drive(after, r, self._wires.take_abort, label, asked=True)
+
+    def _close(self, s: State, r: int, label: str) -> Step[State]:
+        ops = tuple(Op.LOST if op in UNSETTLED else op for op in s.writers[self._number].ranks[r].ops)
+        return self.drive(self.with_rank(s, r, ops=ops, close=0), r, calls.SESSION_CLOSED, label, certain=True)
 
     def release(self, s: State) -> Steps:
         """The proxy's Release reaches each rank on its own."""
@@ -213,6 +221,9 @@ class WriterSide:
             yield Step(f"{name}: {'is restarted as it asked' if demanded else 'crashes'}", after, demanded)
         if self._may(s, Fault.CANCEL_P) and w.request in (Vllm.RUNNING, Vllm.PREEMPTED):
             yield self._cancel(s, w)
+        if self._may(s, Fault.CANCEL_P) and w.request is Vllm.PREEMPTED and w.begun:
+            after = self.with_writer(self._used(s, Fault.CANCEL_P), request=Vllm.ENDED, deferred=True)
+            yield self.every_rank(after, calls.FINISHED, f"{name}: vLLM ends the preempted request")
         if self._may(s, Fault.PREEMPT) and w.request is Vllm.RUNNING:
             after = self.with_writer(s, request=Vllm.PREEMPTING)._replace(faults=s.faults | Fault.PREEMPT)
             yield self.every_rank(after, calls.PREEMPTED, f"{name}: vLLM preempts the request")

@@ -67,10 +67,18 @@ class Fault:
     """An operation returns an error; its bytes may have landed, land later, or never."""
     UNSENT = 1024
     """An operation fails before anything was submitted."""
+    REFUSE = 2048
+    """D finds that the transfer cannot work."""
+    WRONG_CLAIM = 4096
+    """Somebody claims with another prompt."""
+    OTHER_FENCE = 8192
+    """D destroys its endpoint for another transfer's sake."""
+    OTHER_CLOSE = 16384
+    """P closes its session for another transfer's sake."""
 
 
 NO_FAULT = 0
-EVERY_FAULT = 2047
+EVERY_FAULT = 32767
 FAILING_OPERATIONS = Fault.ERROR | Fault.UNSENT
 
 
@@ -116,3 +124,8 @@ class Network:
 def put(values: tuple[Item, ...], index: int, value: Item) -> tuple[Item, ...]:
     """`values` with one of them replaced."""
     return (*values[:index], value, *values[index + 1 :])
+
+
+def policy(answer_early: bool) -> str:
+    """vLLM's `kv_load_failure_policy`: only `fail` lets an answer go out early."""
+    return "fail" if answer_early else "recompute"

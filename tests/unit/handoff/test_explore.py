@@ -9,7 +9,8 @@ import pytest
 
 from connectors.handoff.explore import STANDARD, main
 from connectors.handoff.exploring.capacity import CapacityModel
-from connectors.handoff.exploring.pull import PULL_FAULTS, PullModel
+from connectors.handoff.exploring.pull import PullModel
+from connectors.handoff.exploring.pull_world import PULL_FAULTS
 from connectors.handoff.exploring.push import PushModel
 from connectors.handoff.exploring.search import Model, TooManyStatesError, search
 from connectors.handoff.exploring.world import EVERY_FAULT, NO_FAULT, Budget, Fault
