@@ -51,6 +51,8 @@ def union_document(document: dict[str, Any]) -> dict[str, Any]:
     decode = next(pool for pool in pools if pool["role"] == "decode")
     decode.update(name="collocated", role="union", replicas=1)
     result["spec"]["pools"] = [decode]
+    result["spec"].setdefault("connector", {})["mode"] = "pull"
+    result["spec"].pop("metaserver", None)
     result["metadata"]["name"] += "-collocated"
     return result
 

@@ -199,6 +199,21 @@ ASCEND: list[Name] = [
         "get_kv_transfer_group().handle_preemptions(kv_connector_metadata)",
         "connectors/layerwise",
     ),
+    # It makes the engine id unique itself, once per engine; both sides of the connector see the result.
+    Source(
+        VLLM_ASCEND,
+        "vllm_ascend/platform.py",
+        "NPUPlatform.check_and_update_config",
+        "vllm_config.kv_transfer_config.engine_id = f'{vllm_config.kv_transfer_config.engine_id}-{uuid4().hex}'",
+        "connectors/settings.py",
+    ),
+    Source(
+        VLLM_ASCEND,
+        "vllm_ascend/worker/worker.py",
+        "NPUWorker.get_kv_connector_handshake_metadata",
+        "return {(pp_rank, tp_rank): metadata}",
+        "connectors",
+    ),
     # The worker's device, which our threads take over.
     Source(VLLM_ASCEND, "vllm_ascend/worker/worker.py", "", "torch.npu.set_device(device)", NPU),
     # Names that ours must win over: a module path does, vLLM's factory asks it first.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 import connectors.compat as compat
 from ascend_pd.errors import OperatorError
@@ -91,6 +92,16 @@ def test_a_read_that_fails_ends_as_the_operator_says(tmp_path: Path, policy: str
         ended = decode.finished()["d"]
         assert str(ended.finish_reason) == ("error" if policy == "fail" else "length")
         step_until(lambda: decode.free_blocks == free, prefill, decode)
+
+
+@pytest.mark.parametrize("name", ["MooncakeConnector", "MooncakeConnectorV1", "MooncakeLayerwiseConnector"])
+def test_the_module_path_wins_over_connectors_that_others_registered_under_these_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setitem(KVConnectorFactory._registry, name, lambda: pytest.fail("another package's connector"))
+    config = engine_config(tmp_path / "m", name, "connectors", role="kv_producer")
+    found = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+    assert found.__module__ in ("connectors.pull.connector", "connectors.layerwise.connector")
 
 
 def test_the_connectors_load_with_this_series(tmp_path: Path) -> None:

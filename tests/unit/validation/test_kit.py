@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from ascend_pd.check.finding import has_errors
+from ascend_pd.check.judge import judge, subject_of
 from ascend_pd.spec.parse import parse_spec
 from scripts.validation import __main__ as kit
 from scripts.validation import serving
@@ -124,6 +126,7 @@ def test_every_example_gives_a_collocated_cluster_to_compare_with(path: Path) ->
     decode = next(p for p in parse_spec(path.read_text(encoding="utf-8")).cluster.spec.pools if p.role == "decode")
     assert (pool.role, pool.replicas, pool.parallel.tp) == ("union", 1, decode.parallel.tp)
     assert document["spec"]["pools"][0]["role"] == "prefill"
+    assert not has_errors(judge(subject_of(union)))
 
 
 def test_text_that_differs_fails_at_its_prompt_and_says_where() -> None:
