@@ -66,8 +66,9 @@ class LegFailed(ProxyError):
         kind: str = "leg_failed",
         retryable: bool = True,
         blame: bool = True,
+        retry_after_s: int = 0,
     ) -> None:
-        super().__init__(message, status, kind=kind)
+        super().__init__(message, status, kind=kind, retry_after_s=retry_after_s)
         self.retryable = retryable
         self.blame = blame
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Coroutine
@@ -29,6 +30,7 @@ from proxy.flow import (
     Step,
     called_back_flow,
     layerwise_flow,
+    prefill_error,
     pull_flow,
     whole_flow,
 )
@@ -42,6 +44,8 @@ from proxy.services import Services
 from proxy.settings import Role
 from proxy.tracing import Leg, Trace
 from proxy.upstream import Answer
+
+_log = logging.getLogger("proxy.exchange")
 
 
 class Exchange:
@@ -85,6 +89,7 @@ class Exchange:
             role = self._fallback_role()
             if self._down.started or not retryable or self._whole is not None or role is None:
                 raise
+            _log.warning("request %s: %s serves it alone: %s", self._record.request_id, role, error)
             self._whole = role
             self._record.route = "fallback"
             await self._tries(1)
@@ -323,7 +328,7 @@ class Exchange:
         if 400 <= outcome.status < 500:
             return outcome
         if outcome.status != 200:
-            raise EngineError(f"prefill answered HTTP {outcome.status}", kind="prefill_failed")
+            raise prefill_error(outcome)
         return None
 
     def _blame(self, instance: Instance, error: LegFailed) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from ascend_pd.wire.identity import mismatches
 from ascend_pd.wire.messages import HelloReply
 from proxy.breaker import Breaker
 from proxy.errors import ProxyError
+from proxy.pairing import Pairing
 from proxy.policy import POLICIES, Candidate, Policy, Work
 from proxy.settings import InstanceSettings, Role, Settings
 
@@ -78,19 +78,12 @@ class Load:
             self.instance.breaker.abandoned()
 
 
-def misfit(prefill: Instance, decode: Instance) -> str:
-    """Why these two may not be paired, naming field and both values; empty when they may, or nobody knows yet."""
-    if prefill.identity is None or decode.identity is None:
-        return ""
-    found = mismatches(prefill.identity.fingerprint, decode.identity.fingerprint)
-    return "; ".join(str(mismatch) for mismatch in found)
-
-
 class Fleet:
     """All instances by role, and a policy for each role."""
 
     def __init__(self, settings: Settings) -> None:
         self._dialect = settings.dialect or settings.mode
+        self._pairing = Pairing("layerwise" if settings.mode == "layerwise" else "pull")
         self._instances: dict[Role, list[Instance]] = {
             Role.PREFILL: [Instance(i, Role.PREFILL, self._dialect) for i in settings.prefill],
             Role.DECODE: [Instance(i, Role.DECODE, self._dialect) for i in settings.decode],
@@ -185,7 +178,7 @@ class Fleet:
         """
         partners = self._instances[Role.DECODE] if decode is None else [decode]
         return self._select(
-            Role.PREFILL, work, avoid, lambda p: _best_misfit([misfit(p, d) for d in partners]), dialect
+            Role.PREFILL, work, avoid, lambda p: _best_misfit([self._misfit(p, d) for d in partners]), dialect
         )
 
     def select_decoder(
@@ -197,7 +190,7 @@ class Fleet:
             ProxyError: as `select_prefiller`.
         """
         return self._select(
-            Role.DECODE, work, avoid, lambda d: misfit(prefill, d) if prefill is not None else "", dialect
+            Role.DECODE, work, avoid, lambda d: self._misfit(prefill, d) if prefill is not None else "", dialect
         )
 
     def select_union(self, work: Work, avoid: Collection[str] = ()) -> Load:
@@ -207,6 +200,9 @@ class Fleet:
             ProxyError: none is available.
         """
         return self._select(Role.UNION, work, avoid, lambda _: "")
+
+    def _misfit(self, prefill: Instance, decode: Instance) -> str:
+        return self._pairing.misfit(prefill.identity, decode.identity)
 
     def select(self, role: Role, work: Work) -> Load:
         """An instance of this role for a request that has no partner.

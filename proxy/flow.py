@@ -16,6 +16,7 @@ from proxy.errors import LegFailed
 from proxy.legs import decode_body, prefill_body
 from proxy.request import ClientRequest
 from proxy.settings import Role
+from proxy.sse import read_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def pull_flow(request: ClientRequest, dialect: Dialect, transfer_id: str, reuse_
         yield PassThrough(outcome)
         return
     if outcome.status != 200:
-        raise LegFailed(f"prefill answered HTTP {outcome.status}", kind="prefill_failed")
+        raise prefill_error(outcome)
     answer, handoff = read_handoff(outcome.body, dialect, transfer_id)
     yield Keep(handoff)
     yield Select(Role.DECODE)
@@ -142,6 +143,13 @@ def _called(outcome: CallOutcome | None) -> CallOutcome:
     if outcome is None:
         raise LocalProtocolError("the driver sent no outcome for a call")
     return outcome
+
+
+def prefill_error(outcome: CallOutcome) -> LegFailed:
+    """The failed leg for P's answer of 5xx; a P that is full stays a 503."""
+    message = read_error(outcome.body)[1] or f"HTTP {outcome.status}"
+    status = 503 if outcome.status == 503 else 502
+    return LegFailed(f"prefill: {message}", status, kind="prefill_failed", retry_after_s=1 if status == 503 else 0)
 
 
 def read_handoff(body: bytes, dialect: Dialect, transfer_id: str) -> tuple[_PrefillAnswer, Handoff]:

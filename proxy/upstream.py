@@ -110,7 +110,7 @@ class Upstream:
         self._loop = asyncio.get_running_loop()
         self._idle: defaultdict[Origin, deque[Connection]] = defaultdict(deque)
         self._busy: set[Connection] = set()
-        self._origins: dict[str, tuple[Origin, bytes]] = {}
+        self._origins: dict[str, tuple[Origin, str]] = {}
         self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
         self._closed = False
 
@@ -159,12 +159,12 @@ class Upstream:
             raise
         return Answer(reception, self._loop, who)
 
-    def _origin(self, base: str) -> tuple[Origin, bytes]:
+    def _origin(self, base: str) -> tuple[Origin, str]:
         known = self._origins.get(base)
         if known is None:
             parts = urlsplit(base)
             port = parts.port or (443 if parts.scheme == "https" else 80)
-            known = (parts.scheme, parts.hostname or "", port), parts.netloc.rpartition("@")[2].encode()
+            known = (parts.scheme, parts.hostname or "", port), parts.netloc.rpartition("@")[2]
             self._origins[base] = known
         return known
 
@@ -227,16 +227,15 @@ class Upstream:
         await asyncio.sleep(0)
 
 
-def request_head(method: str, path: str, host: bytes, headers: Mapping[str, str], length: int) -> bytes:
+def request_head(method: str, path: str, host: str, headers: Mapping[str, str], length: int) -> bytes:
     """The request up to its body.
 
     Raises:
         ValueError: a header value would end the line.
     """
-    lines = [f"{method} {path} HTTP/1.1\r\nhost: ".encode(), host, b"\r\n"]
-    for name, value in headers.items():
-        if "\r" in value or "\n" in value:
-            raise ValueError(f"header {name} contains a line break")
-        lines.append(f"{name}: {value}\r\n".encode("latin-1"))
-    lines.append(b"content-length: %d\r\n\r\n" % length if length or method == "POST" else b"\r\n")
-    return b"".join(lines)
+    text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if text.count("\n") != len(headers) or text.count("\r") != len(headers):
+        raise ValueError("a header contains a line break")
+    length_line = f"content-length: {length}\r\n" if length or method == "POST" else ""
+    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n{text}{length_line}\r\n"
+    return head.encode("latin-1")

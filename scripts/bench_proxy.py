@@ -25,7 +25,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 import psutil
@@ -48,6 +48,8 @@ STREAM_HEAD = (
 
 class Engine(asyncio.Protocol):
     """`max_tokens` chunks, `pace_ms` apart; a request that asks for a remote decode gets a handoff."""
+
+    counts: ClassVar[dict[str, int]] = {"prefills": 0, "decodes": 0, "without handoff": 0}
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -74,10 +76,12 @@ class Engine(asyncio.Protocol):
         url, body = self.url, bytes(self.body)
         self.body = bytearray()
         if not body:
-            self._json({"object": "list", "data": [{"id": "mock", "object": "model"}]})
+            self._json({"object": "list", "data": [{"id": "mock", "object": "model"}], "counts": self.counts})
             return
         request = json.loads(body)
         params = request.get("kv_transfer_params") or {}
+        kind = "prefills" if params.get("do_remote_decode") else "decodes" if params else "without handoff"
+        self.counts[kind] += 1
         if params.get("do_remote_decode"):
             self._json(answer(url, handoff(params)))
         elif request.get("stream"):
@@ -435,6 +439,7 @@ def bench(args: argparse.Namespace) -> int:
             proxies.append(start_router(args, prefill, decode))
             processes.append(proxies[1].process)
         direct = Proxy("direct", decode, processes[1])
+        check_both_legs(proxies, prefill, decode)
         report(args, proxies, measure(args, proxies, direct))
         return 0
     finally:
@@ -446,6 +451,22 @@ def bench(args: argparse.Namespace) -> int:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def counts_of(port: int) -> dict[str, int]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+        found: dict[str, int] = json.load(answer)["counts"]
+    return found
+
+
+def check_both_legs(proxies: list[Proxy], prefill: int, decode: int) -> None:
+    """What is compared does the same work: one prefill and one decode with its handoff per request."""
+    for proxy in proxies:
+        before = counts_of(prefill)["prefills"], counts_of(decode)["decodes"]
+        run_load(port=proxy.port, stream=True, tokens=2, pace_ms=0, clients=2, each=5)
+        after = counts_of(prefill)["prefills"], counts_of(decode)["decodes"]
+        if (after[0] - before[0], after[1] - before[1]) != (10, 10):
+            raise SystemExit(f"{proxy.name} does not send each request to both engines: {before} -> {after}")
 
 
 def start_ours(args: argparse.Namespace, prefill: int, decode: int) -> Proxy:

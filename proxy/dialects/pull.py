@@ -31,10 +31,11 @@ class Pull:
             raise RemoteProtocolError("prefill answered kv_transfer_params that are no handoff")
         if read.transfer_id != transfer_id:
             raise RemoteProtocolError(f"prefill answered for transfer {read.transfer_id}, asked was {transfer_id}")
+        host = f"[{read.remote_host}]" if ":" in read.remote_host else read.remote_host
         hold = Hold(
             transfer_id=transfer_id,
             epoch=read.remote_epoch,
-            side=f"{read.remote_host}:{read.remote_port}",
+            side=f"{host}:{read.remote_port}",
             lease_s=read.lease_seconds,
         )
         return Handoff(params=params, hold=hold, prompt_tokens=read.num_prompt_tokens)

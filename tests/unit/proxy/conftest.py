@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -89,23 +90,34 @@ async def open_stack(
         settings.setdefault("metaserver", f"http://127.0.0.1:{port}")
     chosen = Settings(port=port, dialect=speaks, **fleet, **settings)
     app = create_app(chosen, secrets)
-    config = uvicorn_config(chosen, app)
+    try:
+        async with serving(chosen, app, listener):
+            stack = Stack(cluster, engines, f"http://127.0.0.1:{port}", app)
+            try:
+                yield stack
+            finally:
+                await stack.http.close()
+    finally:
+        for engine in (e for members in engines.values() for e in members):
+            await engine.stop()
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings, app: Any, listener: socket.socket | None = None) -> AsyncIterator[int]:
+    """The app under uvicorn as in production; yields its port."""
+    bound = listener or bind("127.0.0.1", 0)
+    config = uvicorn_config(settings, app)
     config.load()
     server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-    task = asyncio.create_task(server._serve(sockets=[listener]))
+    task = asyncio.create_task(server._serve(sockets=[bound]))
     while not server.started:
         assert not task.done(), task
         await asyncio.sleep(0.01)
-    stack = Stack(cluster, engines, f"http://127.0.0.1:{listener.getsockname()[1]}", app)
     try:
-        yield stack
+        yield bound.getsockname()[1]
     finally:
-        await stack.http.close()
         server.should_exit = True
         await task
-        for engine in (e for members in engines.values() for e in members):
-            await engine.stop()
 
 
 @pytest.fixture

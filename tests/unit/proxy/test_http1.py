@@ -186,4 +186,4 @@ async def test_a_slow_reader_stops_the_sender_and_loses_nothing(server: Server, 
 
 def test_a_header_cannot_smuggle_a_line() -> None:
     with pytest.raises(ValueError, match="line break"):
-        request_head("GET", "/", b"h", {"x": "a\r\ny: b"}, 0)
+        request_head("GET", "/", "h", {"x": "a\r\ny: b"}, 0)
