@@ -103,10 +103,10 @@ class Reception:
         """Hand every further piece to `sink`, at once; the future ends with the body, or with its error."""
         self._piped = asyncio.get_running_loop().create_future()
         self._sink = sink
+        self.resume()  # before the sink may pause it for its own reasons
         while self._pieces:
             sink(self._pieces.popleft())
         self._buffered = 0
-        self.resume()
         if self._error is not None:
             self._piped.set_exception(self._error)
         elif self.complete:

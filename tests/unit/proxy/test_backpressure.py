@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+
+import msgspec
 
 from proxy.app import create_app
 from proxy.settings import InstanceSettings, ProbeSettings, Settings
 from tests.unit.proxy.conftest import chat_body, serving
 
 EVENT = b"data: " + b"x" * 8000 + b"\n\n"
-EVENTS = 4000
+EVENTS = 8000
 
 
 async def test_a_slow_client_stops_the_engine_and_gets_everything() -> None:
@@ -31,11 +32,7 @@ async def test_a_slow_client_stops_the_engine_and_gets_everything() -> None:
     url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     settings = Settings(union=(InstanceSettings(url=url),), probes=ProbeSettings(interval_s=0))
     async with serving(settings, create_app(settings)) as proxy:
-        connection = socket.create_connection(("127.0.0.1", proxy))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        reader, writer = await asyncio.open_connection(sock=connection, limit=8192)
-        import msgspec
-
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy, limit=8192)
         body = msgspec.json.encode(chat_body(True))
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n")
         writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
@@ -47,5 +44,5 @@ async def test_a_slow_client_stops_the_engine_and_gets_everything() -> None:
             while piece := await reader.read(1 << 20):
                 total += piece.count(b"x")
         writer.close()
-        assert total == 8000 * EVENTS
+        assert 8000 * EVENTS <= total < 8000 * EVENTS + 100  # a few more are in the head
     listening.close()
