@@ -92,11 +92,13 @@ class Exchange:
             _log.warning("request %s: %s serves it alone: %s", self._record.request_id, role, error)
             self._whole = role
             self._record.route = "fallback"
+            self._record.retries += 1
             await self._tries(1)
 
     async def _tries(self, most: int) -> None:
         for number in range(most):
             self._record.attempts += 1
+            self._record.retries += number > 0
             try:
                 await self._attempt()
                 return

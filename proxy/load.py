@@ -15,7 +15,7 @@ from ascend_pd.errors import OperatorError
 from ascend_pd.secret import load_secret
 from ascend_pd.spec.cluster import Role as PoolRole
 from ascend_pd.spec.load import load_spec
-from ascend_pd.spec.topology import derive_topology
+from ascend_pd.spec.topology import Engine, derive_topology
 from proxy.auth import Key, parse_keys
 from proxy.dialects import DIALECTS
 from proxy.policy import POLICIES
@@ -138,14 +138,15 @@ def fields_of_spec(path: str) -> dict[str, Any]:
         fields["listener"] |= {"admin_host": topology.admin.host, "admin_port": topology.admin.port}
     for role in PoolRole:
         fields[role.value] = [
-            {"url": engine.url, "side": f"{_bracketed(engine.host)}:{engine.side_channel_port}"}
+            {"url": engine.url, "side": _side(engine) if role is not PoolRole.UNION else ""}
             for engine in topology.engines_of(role)
         ]
     return fields
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _side(engine: Engine) -> str:
+    host = f"[{engine.host}]" if ":" in engine.host else engine.host
+    return f"{host}:{engine.side_channel_port}"
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Metrics(Collector):
     def count(self, record: Record) -> None:
         """One request has ended."""
         self._requests[(record.path, str(record.status), record.route)] += 1
-        self._retries += max(0, record.attempts - 1)
+        self._retries += record.retries
         self._prompt_tokens += record.prompt_tokens
         self._prompts.observe(record.prompt_tokens)
         self._e2e.observe(record.ended_at - record.received_at)

@@ -35,6 +35,8 @@ class Record(msgspec.Struct, kw_only=True):
     status: int = 0
     error: str = ""
     attempts: int = 0
+    """Of a split request, those of all its members."""
+    retries: int = 0
     prefill: str = ""
     decode: str = ""
     received_at: float = 0.0
@@ -98,6 +100,7 @@ class Record(msgspec.Struct, kw_only=True):
             "status": self.status,
             "error": self.error,
             "attempts": self.attempts,
+            "retries": self.retries,
             "prefill": self.prefill,
             "decode": self.decode,
             "prompt_tokens": self.prompt_tokens,
