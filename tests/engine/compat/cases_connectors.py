@@ -32,13 +32,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def pair(directory: Path, connector: str, **decode: Any) -> Iterator[tuple[Engine, Engine]]:
+def pair(
+    directory: Path, connector: str, aggregates: bool = True, **decode: Any
+) -> Iterator[tuple[Engine, Engine]]:
     caches = [[joined_cache(), joined_cache()] for _ in range(2)]
     # The pool is tiny and the steps take no time: let no finished prompt be given up before decode has claimed it.
     patient = {"max_unreserved_blocks": 24}
-    prefill = Engine(directory / "m", connector, "kv_producer", caches[0], extra=patient)
+    prefill = Engine(directory / "m", connector, "kv_producer", caches[0], extra=patient, aggregates=aggregates)
     try:
-        engine = Engine(directory / "m", connector, "kv_consumer", caches[1], **decode)
+        engine = Engine(directory / "m", connector, "kv_consumer", caches[1], aggregates=aggregates, **decode)
         try:
             yield prefill, engine
         finally:
@@ -47,9 +49,11 @@ def pair(directory: Path, connector: str, **decode: Any) -> Iterator[tuple[Engin
         prefill.close()
 
 
-@pytest.mark.parametrize("num_tokens", LENGTHS)
-def test_pull_brings_the_whole_prompt_and_gives_the_blocks_back(tmp_path: Path, num_tokens: int) -> None:
-    with pair(tmp_path, "MooncakeConnector") as (prefill, decode):
+@pytest.mark.parametrize(("num_tokens", "aggregates"), [*((n, True) for n in LENGTHS), (100, False)])
+def test_pull_brings_the_whole_prompt_and_gives_the_blocks_back(
+    tmp_path: Path, num_tokens: int, aggregates: bool
+) -> None:
+    with pair(tmp_path, "MooncakeConnector", aggregates) as (prefill, decode):
         free = prefill.free_blocks
         prefill.add("p", num_tokens, to_dict(PullPrefill(transfer_id=str(uuid.uuid4()))), prompt_of="x")
         step_until(lambda: prefill.finished(), prefill)
@@ -62,9 +66,11 @@ def test_pull_brings_the_whole_prompt_and_gives_the_blocks_back(tmp_path: Path, 
         assert decode.finished()["d"].finish_reason is not None
 
 
-@pytest.mark.parametrize("num_tokens", LENGTHS)
-def test_layerwise_brings_the_whole_prompt_and_gives_the_blocks_back(tmp_path: Path, num_tokens: int) -> None:
-    with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector") as (prefill, decode):
+@pytest.mark.parametrize(("num_tokens", "aggregates"), [*((n, True) for n in LENGTHS), (100, False)])
+def test_layerwise_brings_the_whole_prompt_and_gives_the_blocks_back(
+    tmp_path: Path, num_tokens: int, aggregates: bool
+) -> None:
+    with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector", aggregates) as (prefill, decode):
         free = prefill.free_blocks
         transfer_id = str(uuid.uuid4())
         decode.add(

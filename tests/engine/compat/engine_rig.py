@@ -56,6 +56,8 @@ class Engine(Rig):
     """One engine core with one worker.
 
     Args:
+        aggregates: the executor merges the workers' outputs; with one worker in the engine's own process there is
+            none that does, and an output without news is dropped.
         hook: how this attention backend calls `save_kv_layer`.
         compute: runs a kernel; a fake NPU queues it.
         synchronize: waits for the compute stream, as taking a sampled token does.
@@ -71,6 +73,7 @@ class Engine(Rig):
         extra: dict[str, Any] | None = None,
         policy: str = "fail",
         mla: bool = False,
+        aggregates: bool = True,
         hook: Callable[[Any, str, Cache], None] | None = None,
         compute: Callable[[Callable[[], None]], None] = lambda kernel: kernel(),
         synchronize: Callable[[], None] = lambda: None,
@@ -90,7 +93,7 @@ class Engine(Rig):
             )
         self.worker.register_kv_caches(self.caches)
         self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): self.worker.get_handshake_metadata()})
-        self._aggregator = KVOutputAggregator(1)
+        self._aggregator = KVOutputAggregator(1) if aggregates else None
 
     def close(self) -> None:
         self.worker.shutdown()
@@ -115,10 +118,14 @@ class Engine(Rig):
                 reported = output.kv_connector_output
         finally:
             kv_transfer_state._KV_CONNECTOR_AGENT = None
-        merged = self._aggregator.aggregate(
-            [ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=reported)]
-        )
-        self.finish_step(scheduled, merged.kv_connector_output)
+        if self._aggregator is not None:
+            merged = self._aggregator.aggregate(
+                [ModelRunnerOutput(req_ids=[], req_id_to_index={}, kv_connector_output=reported)]
+            )
+            reported = merged.kv_connector_output
+        elif reported is not None and reported.is_empty():
+            reported = None
+        self.finish_step(scheduled, reported)
         return scheduled
 
     def _samples(self, request_id: str) -> bool:
