@@ -16,6 +16,7 @@ DEFAULT_OUTPUT_TOKENS = 256
 """Expected output when the client names no limit; only weighs instances against each other."""
 MAX_MEMBERS = 1024
 """Prompts times samples of one request."""
+GREEDY_BELOW = 1e-5
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -117,6 +118,9 @@ def _malformed(path: str, body: dict[str, Any]) -> bool:
     n = body.get("n")
     if n is not None and (type(n) is not int or n < 1):
         return True
+    temperature = body.get("temperature")
+    if (n or 1) > 1 and isinstance(temperature, int | float) and temperature < GREEDY_BELOW:
+        return True  # vLLM refuses several greedy samples
     if path == CHAT:
         return not isinstance(body.get("messages"), list)
     prompt = body.get("prompt")

@@ -80,3 +80,9 @@ async def test_a_member_that_fails_late_ends_the_joint_stream_with_an_error(stac
     assert status == 200
     assert b"[DONE]" not in body
     assert "error" in json.loads(body.split(b"\n\n")[-2].removeprefix(b"data: "))
+
+
+async def test_several_greedy_samples_are_left_to_the_engine_to_refuse(stack: Stack) -> None:
+    await stack.chat(n=2, temperature=0)
+    assert not stack.prefill[0].seen
+    assert stack.decode[0].seen[0].body["n"] == 2
