@@ -83,6 +83,15 @@ def _plain_dtype(vllm_config: VllmConfig) -> str:
     return str(vllm_config.model_config.dtype).removeprefix("torch.") if cache_dtype == "auto" else cache_dtype
 
 
+def _speculation(speculative: Any) -> str:
+    """Method and draft: their layers have a cache that prefill has to fill. Not the number of tokens: prefill needs
+    one, decode may guess more."""
+    if speculative is None:
+        return ""
+    draft = getattr(speculative, "draft_model_config", None)
+    return f"{speculative.method}:{','.join(draft.hf_config.architectures or ()) if draft else ''}"
+
+
 def fingerprint_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, hardware: str) -> Fingerprint:
     """Everything that must be equal on both ends of a handoff."""
     model = vllm_config.model_config
@@ -91,7 +100,6 @@ def fingerprint_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, hard
     hf_config = json.dumps(_stable(model.hf_config.to_dict()), sort_keys=True).encode()
     weights = weights_digest(directory) if directory.is_dir() else b""
     packing = cpu_attention_isa(vllm_config, cache_groups(kv_cache_config)[0].spec) if hardware == "cpu" else ""
-    speculative = vllm_config.speculative_config
     return Fingerprint(
         architecture=",".join(model.hf_config.architectures or ()),
         model_config_hash=_digest([hf_config, weights, str(model.quantization).encode()]),
@@ -102,6 +110,6 @@ def fingerprint_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, hard
         hardware=hardware,
         tokenizer_hash=files_digest(tokenizer, _TOKENIZER_FILES) if tokenizer.is_dir() else str(model.tokenizer),
         chat_template_hash=_template_digest(tokenizer) if tokenizer.is_dir() else "",
-        speculative="" if speculative is None else f"{speculative.method}:{speculative.num_speculative_tokens}",
+        speculative=_speculation(vllm_config.speculative_config),
         attention_isa=packing,
     )

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
 import connectors.compat as compat
 from ascend_pd.errors import OperatorError
+from ascend_pd.wire.identity import Fingerprint, mismatches
 from ascend_pd.wire.params import LayerwiseDecode, LayerwisePrefill, PullPrefill, to_dict
 from connectors import transport
+from connectors.fingerprint import fingerprint_of
 from connectors.settings import load_settings
 from tests.engine.compat.engine_rig import BLOCK, Engine, joined_cache, one_rank, step_until
-from tests.engine.compat.scheduler_rig import engine_config
+from tests.engine.compat.scheduler_rig import cache_config, engine_config
 from tests.fakes.loopback_transport import LoopbackTransport
 from tests.unit.metaserver_fixture import metaserver
 
@@ -126,3 +129,19 @@ def test_overlapping_steps_are_refused_where_they_could_damage_a_received_cache(
         assert "--no-async-scheduling" in refused.value.fix
     else:
         assert load_settings(config).is_producer is (role == "kv_producer")
+
+
+def test_engines_that_guess_different_numbers_of_tokens_are_paired_and_different_drafts_are_not(
+    tmp_path: Path,
+) -> None:
+    config = engine_config(tmp_path / "m", "MooncakeConnector", "connectors", role="kv_producer")
+
+    def fingerprint(method: str, tokens: int) -> Fingerprint:
+        speculative = SimpleNamespace(method=method, num_speculative_tokens=tokens, draft_model_config=None)
+        whole = SimpleNamespace(
+            model_config=config.model_config, cache_config=config.cache_config, speculative_config=speculative
+        )
+        return fingerprint_of(whole, cache_config(), "A2")  # type: ignore[arg-type]
+
+    assert mismatches(fingerprint("mtp", 1), fingerprint("mtp", 3)) == []
+    assert [m.field for m in mismatches(fingerprint("mtp", 1), fingerprint("eagle", 1))] == ["speculative"]
