@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable
 
@@ -11,6 +12,8 @@ from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.sidechannel.server import SideChannelServer
 from connectors.stories import StoryBook
+
+logger = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Reply]
 Tick = Callable[[float], float | None]
@@ -44,6 +47,7 @@ class EngineEndpoint:
         self._handler = handler
         self._workers: tuple[WorkerInfo, ...] = ()
         self.endpoints = 0
+        self._unsound = ""
         config = settings.config
         self.server = SideChannelServer(
             config.host,
@@ -75,6 +79,12 @@ class EngineEndpoint:
         self._workers = tuple(renewed.get(info.layout.worker, info) for info in self._workers)
         self.endpoints += 1
 
+    def declare_unsound(self, reason: str) -> None:
+        """Blocks cannot be made safe: who asks from now on is told to send nothing here, and why."""
+        if not self._unsound:
+            logger.critical("restart engine %s: %s", self.ref, reason)
+        self._unsound = self._unsound or reason
+
     def close(self) -> None:
         """End both threads and free the port. Safe to repeat."""
         self.server.close()
@@ -104,4 +114,5 @@ class EngineEndpoint:
             pp_size=settings.pp_size,
             workers=self._workers,
             endpoints=self.endpoints,
+            unsound=self._unsound,
         )

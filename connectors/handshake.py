@@ -36,6 +36,8 @@ def shake_hands(
         raise PairingError(reply.reason)
     if not isinstance(reply, HelloReply):
         raise RemoteProtocolError(f"answered a handshake with {type(reply).__name__}")
+    if reply.unsound:
+        raise PairingError(f"{reply.engine} must be restarted: {reply.unsound}")
     prefill, decode = (fingerprint, reply.fingerprint) if role == "prefill" else (reply.fingerprint, fingerprint)
     differing = mismatches(prefill, decode)
     if differing:

@@ -80,5 +80,8 @@ class Probes:
             return
         try:
             instance.identity = await self._channel.hello(instance.settings.side, self._settings.timeout_s)
+            if instance.identity.unsound:
+                _log.error("instance %s must be restarted: %s", instance.key, instance.identity.unsound)
+                instance.healthy = False
         except (UnreachableError, ProtocolError) as error:
             _log.info("side channel of %s: %s", instance.key, error)

@@ -62,6 +62,8 @@ class HelloReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     workers: tuple[WorkerInfo, ...]
     endpoints: int = 0
     """Counts the fences of this life: the workers' sessions are new after each."""
+    unsound: str = ""
+    """Why this engine must be restarted: blocks that could not be made safe. It takes no new transfers."""
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="done"):

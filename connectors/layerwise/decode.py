@@ -239,7 +239,7 @@ class DecodeScheduler:
             elif isinstance(action, Fence):
                 self._fence_wanted = True
             elif isinstance(action, DemandRestart):
-                logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
+                self._endpoint.declare_unsound(f"transfer {action.transfer_id}: {action.reason}")
 
     def _finish(self, action: ReportFinished) -> None:
         reserved = self._book.end(action.transfer_id)

@@ -83,9 +83,12 @@ class LayerwiseReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     pushes: list[PushReport] = field(default_factory=list)
     fences: list[FenceReport] = field(default_factory=list)
+    unsound: str = ""
+    """Why this engine must be restarted."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> LayerwiseReport:
         """The reports of both."""
         if not isinstance(other, LayerwiseReport):
             return self
-        return LayerwiseReport(self.pushes + other.pushes, self.fences + other.fences)
+        unsound = self.unsound or other.unsound
+        return LayerwiseReport(self.pushes + other.pushes, self.fences + other.fences, unsound)

@@ -94,6 +94,7 @@ class Pusher:
         """What the running step computes: (push, tokens final at its end)."""
         self._freed: set[str] = set()
         self._reports: list[PushReport] = []
+        self._unsound = ""
         self._closing = False
         self._lanes = Lanes(f"push-r{rank}", device.bind_thread)
         self._driver: LedgerDriver[SourceAction] = LedgerDriver(
@@ -163,12 +164,13 @@ class Pusher:
                 self._wake(push)
             self._step = []
 
-    def take_results(self) -> tuple[set[str], list[PushReport]]:
-        """Requests whose blocks this rank lets go of, each once, and news for the scheduler."""
+    def take_results(self) -> tuple[set[str], list[PushReport], str]:
+        """Requests whose blocks this rank lets go of, each once; news for the scheduler; why to restart, if so."""
         with self._driver.changed:
             freed, self._freed = self._freed, set()
             reports, self._reports = self._reports, []
-        return freed, reports
+            unsound, self._unsound = self._unsound, ""
+        return freed, reports, unsound
 
     def close(self) -> None:
         """End all threads. The transport is closed before this, so that writes return."""
@@ -332,7 +334,7 @@ class Pusher:
         elif isinstance(action, StopSubmitting):
             return  # `submit` refuses by itself
         elif isinstance(action, DemandRestart):
-            logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
+            self._unsound = f"transfer {action.transfer_id}: {action.reason}"
 
     def _close_session(self) -> None:
         with self._driver.changed:

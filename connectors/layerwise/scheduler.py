@@ -78,6 +78,8 @@ class LayerwiseScheduler:
             self._prefill.report(report)
         if self._decode and report.fences:
             self._decode.report_fences(report.fences)
+        if report.unsound:
+            self.endpoint.declare_unsound(report.unsound)
 
     def released(self, request_ids: set[str]) -> None:
         """Every rank reported these requests as finished_sending."""

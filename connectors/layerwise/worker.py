@@ -92,7 +92,7 @@ class LayerwiseWorker:
         results = StepResults()
         report = LayerwiseReport()
         if self._pusher:
-            results.finished_sending, report.pushes = self._pusher.take_results()
+            results.finished_sending, report.pushes, report.unsound = self._pusher.take_results()
         metadata = self._metadata
         if metadata is not None:
             results.finished_recving = set(metadata.received)
@@ -101,7 +101,7 @@ class LayerwiseWorker:
             self._metadata = None
         with self._fence_lock:
             report.fences, self._fences = self._fences, []
-        if report.pushes or report.fences:
+        if report.pushes or report.fences or report.unsound:
             results.report = report
         return results
 

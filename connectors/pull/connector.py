@@ -70,7 +70,8 @@ class MooncakeConnector(ConnectorBase):
     def transfer_results(self, finished_request_ids: set[str]) -> TransferResults:
         results = self._worker.take_results()
         self._invalid_block_ids |= results.invalid_block_ids
-        self._report = PullReport(results.reports) if results.reports else None
+        if results.reports or results.unsound:
+            self._report = PullReport(results.reports, results.unsound)
         metadata = self._connector_metadata
         released = metadata.released if isinstance(metadata, PullMetadata) else set()
         return TransferResults(

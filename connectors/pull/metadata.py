@@ -51,7 +51,11 @@ class PullReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Workers → scheduler: the loads that ended in this step."""
 
     loads: list[LoadReport]
+    unsound: str = ""
+    """Why this engine must be restarted."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> PullReport:
         """The reports of both."""
-        return PullReport(self.loads + other.loads) if isinstance(other, PullReport) else self
+        if not isinstance(other, PullReport):
+            return self
+        return PullReport(self.loads + other.loads, self.unsound or other.unsound)

@@ -86,6 +86,8 @@ class LoadResults:
     failed: set[str] = field(default_factory=set)
     invalid_block_ids: set[int] = field(default_factory=set)
     reports: list[LoadReport] = field(default_factory=list)
+    unsound: str = ""
+    """Why this engine must be restarted."""
 
 
 class Reader:
@@ -275,7 +277,7 @@ class Reader:
             self._fence_is_due = True
             self._driver.later(self._fence)
         elif isinstance(action, DemandRestart):
-            logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
+            self._results.unsound = f"transfer {action.transfer_id}: {action.reason}"
 
     def _send_done(self, action: SendDone) -> None:
         load = self._loads[action.transfer_id]

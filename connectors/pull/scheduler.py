@@ -66,6 +66,8 @@ class PullScheduler:
         """What the workers say of loads that ended."""
         if self._decode:
             self._decode.report(report)
+        if report.unsound:
+            self.endpoint.declare_unsound(report.unsound)
 
     def ended(self, request: EngineRequest, block_ids: BlockIds) -> tuple[bool, dict[str, Any] | None]:
         """vLLM finished the request; (True, handoff) keeps its blocks."""

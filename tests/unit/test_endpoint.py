@@ -1,0 +1,99 @@
+"""An engine on the side channel: who may pair with it, and what it says when it must be restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from ascend_pd.errors import PairingError
+from ascend_pd.wire.connector_config import ConnectorConfig
+from ascend_pd.wire.identity import Fingerprint
+from ascend_pd.wire.messages import Answer, Reply, Request, Verdict
+from connectors.endpoint import EngineEndpoint
+from connectors.handshake import shake_hands
+from connectors.settings import ConnectorSettings
+from connectors.sidechannel.client import SideChannelClient
+
+FINGERPRINT = Fingerprint(
+    architecture="Toy",
+    model_config_hash="1",
+    num_layers=2,
+    num_kv_heads=2,
+    head_size=16,
+    kv_cache_dtype="float32",
+    hardware="cpu",
+    tokenizer_hash="t",
+    chat_template_hash="c",
+)
+
+
+def refuse(request: Request) -> Reply:
+    return Answer(verdict=Verdict.REFUSED)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[EngineEndpoint]:
+    settings = ConnectorSettings(
+        config=ConnectorConfig(),
+        engine_id="decode",
+        side_port=0,
+        is_producer=False,
+        is_consumer=True,
+        recompute=False,
+        tp_size=2,
+        pp_size=1,
+        block_size=128,
+        secret=b"",
+    )
+    opened = EngineEndpoint(settings, FINGERPRINT, refuse, lambda now: None)
+    opened.start()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def client() -> Iterator[SideChannelClient]:
+    opened = SideChannelClient(b"", "prefill")
+    yield opened
+    opened.close()
+
+
+def shake(
+    client: SideChannelClient, endpoint: EngineEndpoint, fingerprint: Fingerprint = FINGERPRINT, tp: int = 0
+) -> str:
+    reply = shake_hands(
+        client,
+        endpoint.address,
+        fingerprint,
+        role="prefill",
+        transport_name="mooncake/tcp",
+        expected_tp=tp,
+        timeout_s=10.0,
+    )
+    return reply.engine.engine_id
+
+
+def test_equal_engines_shake_hands(endpoint: EngineEndpoint, client: SideChannelClient) -> None:
+    assert shake(client, endpoint) == "decode"
+
+
+def test_another_template_is_refused_with_both_values(endpoint: EngineEndpoint, client: SideChannelClient) -> None:
+    other = msgspec.structs.replace(FINGERPRINT, chat_template_hash="d")
+    with pytest.raises(PairingError, match="chat_template_hash: prefill has 'd', decode has 'c'"):
+        shake(client, endpoint, other)
+
+
+def test_a_named_tp_size_that_differs_is_refused(endpoint: EngineEndpoint, client: SideChannelClient) -> None:
+    with pytest.raises(PairingError, match="names tp_size 4, the peer has 2"):
+        shake(client, endpoint, tp=4)
+
+
+def test_an_engine_that_must_be_restarted_takes_nothing_new(
+    endpoint: EngineEndpoint, client: SideChannelClient
+) -> None:
+    endpoint.declare_unsound("transfer t: the endpoint could not be destroyed")
+    endpoint.declare_unsound("a consequence")
+    with pytest.raises(PairingError, match="must be restarted: transfer t: the endpoint could not be destroyed"):
+        shake(client, endpoint)
