@@ -152,11 +152,12 @@ class SourceLedger:
         return self._apply(self._get(transfer_id), event, now, "writes did not end in time")[2]
 
     def session_closed(self, now: float) -> list[SourceAction]:
-        """This rank's transport session is closed: every write in flight is over."""
+        """This rank's transport session is closed: nothing reads its blocks any more. What was sent before may still
+        be applied by D's transport (seen over TCP: 1.2 MB), so this is no promise to D."""
         actions: list[SourceAction] = []
         for record in self._live():
             if record.inflight or record.state is S.CLOSING:
-                closed = record.with_inflight(0)
+                closed = record._replace(inflight=0, dirty=True)
                 actions += self._apply(closed, E.SESSION_CLOSED, now, "transport session closed")[2]
         return actions
 
@@ -191,7 +192,7 @@ class SourceLedger:
         if kind is Kind.REFUSED:
             return Answer(verdict=Verdict.GONE, reason=record.reason or f"transfer is {record.state}"), actions
         lease_s = max(0.0, self._deadline(record, now) - now) if isinstance(message, Renew) else 0.0
-        drained = isinstance(message, Abort) and record.state in SOURCE_FINAL
+        drained = isinstance(message, Abort) and record.state in SOURCE_FINAL and not record.dirty
         return Answer(verdict=Verdict.OK, lease_seconds=lease_s, drained=drained), actions
 
     def _classify(self, message: Done | Renew | Release | Abort) -> tuple[SourceTransfer, SourceEvent]:
@@ -337,7 +338,7 @@ _EFFECTS: dict[SourceEffect, Callable[[SourceTransfer], SourceAction | None]] = 
     F.STOP_SUBMITTING: lambda r: StopSubmitting(r.transfer_id),
     F.SEND_PUSHED: lambda r: SendPushed(r.transfer_id, r.sink) if r.sink else None,
     F.SEND_ABORT: lambda r: SendAbort(r.transfer_id, r.sink, False, r.reason) if r.sink else None,
-    F.SEND_DRAINED: lambda r: SendAbort(r.transfer_id, r.sink, True, r.reason) if r.sink else None,
+    F.SEND_DRAINED: lambda r: SendAbort(r.transfer_id, r.sink, not r.dirty, r.reason) if r.sink else None,
     F.CLOSE_SESSION: lambda r: CloseSession(r.transfer_id),
     F.REPLAN: lambda r: Replan(r.transfer_id),
     F.DEMAND_RESTART: lambda r: DemandRestart(r.transfer_id, r.reason),

@@ -27,6 +27,8 @@ class SourceTransfer(NamedTuple):
     all_submitted: bool = False
     reason: str = ""
     hold_until: float = inf
+    dirty: bool = False
+    """A write was given up by closing the session: what had been sent may still arrive, so D must fence."""
     inflight: int = 0
 
     def with_inflight(self, inflight: int) -> SourceTransfer:

@@ -45,6 +45,8 @@ from connectors.transport.stage_peer import StagedRequest
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10.0
+_SPARE_S = 2.0
+"""How long a fence waits for the reads beside the failed one."""
 _ABORT_TIMEOUT_S = 5.0
 
 
@@ -128,8 +130,9 @@ class Reader:
         self._owners: dict[str, str] = {}
         self._results = LoadResults()
         self._fence_is_due = False
-        self._reading: set[str] = set()
-        """Transfers whose read has not returned; a fence is over only without those it cut."""
+        self._reading: dict[str, str] = {}
+        """Transfers whose read has not returned, and the endpoint it began on; a fence spares those of its endpoint
+        for a while, and is over only without those it cut."""
         self._mover = Mover(
             device,
             transport,
@@ -204,14 +207,14 @@ class Reader:
             via = self._transport.session
             granted = self._ledger.start_reads(load.transfer_id, uuid.uuid4().hex, len(requests), time.monotonic())
             if granted:
-                self._reading.add(load.transfer_id)
+                self._reading[load.transfer_id] = via
         if not granted:
             return
         try:
             self._read(load, source, requests, via)
         finally:
             with self._driver.changed:
-                self._reading.discard(load.transfer_id)
+                self._reading.pop(load.transfer_id, None)
                 self._driver.changed.notify_all()
 
     def _read(self, load: _Load, source: Source, requests: dict[int, StagedRequest], via: str) -> None:
@@ -245,7 +248,9 @@ class Reader:
             generation = self._ledger.fence_begins()
             cut = set(self._reading)
         try:
-            session = self._transport.rotate()
+            former = self._transport.session
+            spare_s = min(_SPARE_S, self._settings.config.quarantine_seconds / 4)
+            session = self._transport.rotate(spare_s, lambda: former in list(self._reading.values()))
         except AscendPdError as error:
             reason = str(error)
             self._driver.tell(lambda now: self._ledger.fence_failed(reason, now))
@@ -259,7 +264,7 @@ class Reader:
         """The wire is dead, but a read may still scatter what came before out of its staging slots. Its blocks stay
         in quarantine until it has returned; the ledger's own deadline says when that takes too long."""
         with self._driver.changed:
-            while self._reading & cut and not self._driver.closed:
+            while self._reading.keys() & cut and not self._driver.closed:
                 self._driver.changed.wait(1.0)
 
     # --- what the ledger orders --------------------------------------------------------------------------------

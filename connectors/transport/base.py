@@ -55,8 +55,9 @@ class Transport(Protocol):
     def read(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
         """Copy `pieces.source` addresses at `peer` to `pieces.sink` addresses here.
 
-        `deadline` is on `time.monotonic()`. With `via`, only while `session` is still that: after a fence the call
-        fails with nothing submitted, so that bytes counted to the old endpoint cannot come in through the new one.
+        `deadline` is on `time.monotonic()`. With `via`, only through the endpoint of that name, which a rotation
+        spares for a while: once it is gone the call fails with nothing submitted, so that bytes counted to the old
+        endpoint cannot come in through the new one.
         """
         ...
 

@@ -158,6 +158,13 @@ class EngineTransport(ABC):
 
     # -- transfers
 
+    def _endpoint(self, via: str) -> Endpoint | None:
+        """The current endpoint, or with `via` the one of that name while a rotation still spares it."""
+        if not via:
+            return self._current
+        with self._lock:
+            return next((e for e in (self._current, *self._retired) if e.session == via and not e.closing), None)
+
     def _move(self, direction: Direction, peer: str, pieces: Pieces, deadline: float, via: str) -> None:
         if len(pieces) == 0:
             return
@@ -173,8 +180,8 @@ class EngineTransport(ABC):
         transfer = Transfer(
             self.name, direction, peer, local.tolist(), remote.tolist(), pieces.length.tolist(), deadline
         )
-        endpoint = self._current
-        if via and endpoint.session != via:
+        endpoint = self._endpoint(via)
+        if endpoint is None:
             raise TransferError(f"{direction.value} with {peer}: endpoint {via} was replaced", quiesced=True)
         try:
             with endpoint.entered():

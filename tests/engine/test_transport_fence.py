@@ -248,3 +248,24 @@ def test_closing_the_writers_endpoint_does_not_stop_what_it_has_already_sent(
     os.kill(peer.process.pid, signal.SIGCONT)
     time.sleep(SETTLE_S)
     assert peer.ask(do="count", value=7)["value"] > 64
+
+
+def test_a_transfer_of_several_reads_goes_on_through_the_spared_endpoint(
+    transport: Transport, buffer: np.ndarray, peers: StartPeer
+) -> None:
+    peer = peers(7)
+    former = transport.session
+    over = threading.Event()
+    fence = threading.Thread(target=transport.rotate, args=(20.0, lambda: not over.is_set()))
+    fence.start()
+    wait_for(lambda: transport.session != former)
+    half = SIZE // 2
+    for at in (0, half):
+        many = pieces(peer.address + at, buffer.ctypes.data + at, [0], half)
+        transport.read(peer.session, many, time.monotonic() + 10, former)
+    assert np.count_nonzero(buffer == 7) == SIZE
+    over.set()
+    fence.join(10)
+    with pytest.raises(TransferError, match="replaced") as caught:
+        transport.read(peer.session, many, time.monotonic() + 10, former)
+    assert caught.value.quiesced

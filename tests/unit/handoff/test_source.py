@@ -221,8 +221,19 @@ def test_after_an_errored_write_only_closing_the_session_frees() -> None:
     assert ledger.tick(14.0) == [DemandRestart("t", "timed out")]
     assert ledger.session_closed(15.0) == [
         FreeBlocks("t", "req", "timed out"),
-        SendAbort("t", D, True, "timed out"),
+        SendAbort("t", D, False, "timed out"),
     ]
+
+
+def test_a_closed_session_is_no_promise_that_nothing_arrives_any_more() -> None:
+    """What the kernel had taken is still delivered: only D's own fence ends that."""
+    ledger = pushing(1)
+    ledger.finished("t", "req", 2.5)
+    ledger.write_failed("t", "timed out", 3.0, quiesced=False)
+    ledger.session_closed(4.0)
+    answer, actions = ledger.handle(Abort(transfer_id="t", epoch="p1", sender=D, reason="timed out"), 5.0)
+    assert not answer.drained
+    assert SendAbort("t", D, True, "timed out") not in actions
 
 
 def test_an_unsubmitted_write_needs_no_closing() -> None:
