@@ -25,6 +25,8 @@ class Probes:
         self._upstream = upstream
         self._channel = channel
         self._failures: dict[str, int] = {}
+        self._seen: set[str] = set()
+        """Instances that have been healthy once: one that never was is taken out by its first failed probe."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -50,18 +52,21 @@ class Probes:
         await asyncio.gather(*(self.probe(i) for i in instances))
         present = {i.key for i in instances}
         self._failures = {key: n for key, n in self._failures.items() if key in present}
+        self._seen &= present
 
     async def probe(self, instance: Instance) -> None:
         """One instance: its health, then its identity."""
         if await self._answers(instance):
             self._failures.pop(instance.key, None)
+            self._seen.add(instance.key)
             if not instance.healthy:
                 _log.info("instance %s is healthy again", instance.key)
             instance.healthy = True
             await self._identify(instance)
             return
         failures = self._failures[instance.key] = self._failures.get(instance.key, 0) + 1
-        if failures >= self._settings.failures and instance.healthy:
+        enough = self._settings.failures if instance.key in self._seen else 1
+        if failures >= enough and instance.healthy:
             _log.warning("instance %s failed %d probes: no new work goes there", instance.key, failures)
             instance.healthy = False
 

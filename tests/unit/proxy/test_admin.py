@@ -96,8 +96,9 @@ async def test_reading_the_file_again_follows_it(stack: Stack, tmp_path: Path) -
 
 async def test_a_probe_takes_an_instance_out_and_back(stack_of: StackOf) -> None:
     async with stack_of(prefill=2, probes=ProbeSettings(interval_s=0, failures=2)) as stack:
-        stack.prefill[0].healthy = False
         probes = stack.app.services.probes
+        await probes.probe_all()
+        stack.prefill[0].healthy = False
         await probes.probe_all()
         assert all(i.available() for i in stack.app.services.fleet.instances())
         await probes.probe_all()
@@ -109,6 +110,12 @@ async def test_a_probe_takes_an_instance_out_and_back(stack_of: StackOf) -> None
         for _ in range(2):
             await stack.chat()
         assert stack.prefill[0].seen
+
+
+async def test_an_instance_that_never_answered_is_out_after_one_probe(stack: Stack) -> None:
+    stack.prefill[0].healthy = False
+    await stack.app.services.probes.probe_all()
+    assert not stack.app.services.fleet.ready()
 
 
 async def test_ready_says_whether_a_pair_can_serve(stack: Stack) -> None:
