@@ -312,7 +312,7 @@ class Exchange:
         relaying = asyncio.create_task(self._relay(Role.DECODE, decode, attempt))
         try:
             await asyncio.wait([computing, relaying], return_when=asyncio.FIRST_COMPLETED)
-            if computing.done() and not relaying.done():
+            if computing.done() and not relaying.done() and not attempt.delivered:
                 refusal = computing.result()
                 if refusal is not None and not self._down.started:
                     await self._down.whole(refusal.status, refusal.body, refusal.content_type)

@@ -30,6 +30,7 @@ class Fault(Enum):
     HTTP_400 = "400 at once"
     HTTP_503 = "503 at once"
     HANG = "never answers"
+    PUSH_THEN_CLOSE = "P does its part, waits a little and closes the connection"
     CLOSE = "closes the connection without a byte"
     NO_PARAMS = "P answers without kv_transfer_params"
     WRONG_TRANSFER = "P answers for another transfer"
@@ -187,6 +188,9 @@ class FakeEngine:
         if body.get("stream_options") or body.get("min_tokens") != wanted:
             raise BadRequest(f"prefill wants min_tokens={wanted} and no stream_options")
         params = await self.connector.prefill(self, raw, prompt_of(body))
+        if fault is Fault.PUSH_THEN_CLOSE:
+            await asyncio.sleep(0.2)
+            raise ConnectionResetError("scripted")
         answer = whole_answer("/v1/completions", {**body, "max_tokens": 1}, self.model)
         if body.get("return_token_ids"):
             ids = list(prompt_of(body).encode())

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
+from aiohttp import web
 
 from ascend_pd.errors import RemoteProtocolError
 from proxy.dialects import DIALECTS
 from proxy.dialects.ascend_layerwise import checked_reservation
-from proxy.settings import PolicySettings
+from proxy.settings import InstanceSettings, PolicySettings, Role
 from tests.fakes.connectors import CONNECTORS
-from tests.fakes.engine import Fault, stream_events, whole_answer
-from tests.unit.proxy.conftest import StackOf, chat_body
+from tests.fakes.engine import FakeEngine, Fault, stream_events, whole_answer
+from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 ALL = sorted(DIALECTS)
 NO_FALLBACK = PolicySettings(fallback="none")
@@ -114,11 +116,6 @@ def test_an_answer_that_is_no_handoff_is_refused(dialect: str, params: object) -
 
 
 async def test_pools_of_two_dialects_are_never_paired_with_each_other(stack_of: StackOf) -> None:
-    import msgspec
-
-    from proxy.settings import Role
-    from tests.fakes.engine import FakeEngine
-
     async with stack_of(policy=NO_FALLBACK) as stack:
         others = [await FakeEngine(stack.cluster, r, dialect="nixl").start() for r in ("prefill", "decode")]
         for engine, role in zip(others, (Role.PREFILL, Role.DECODE), strict=True):
@@ -131,3 +128,52 @@ async def test_pools_of_two_dialects_are_never_paired_with_each_other(stack_of: 
         assert all(e.seen for e in (*others, *stack.prefill, *stack.decode))
         for engine in others:
             await engine.stop()
+
+
+async def test_a_failed_push_withdraws_the_reservation_so_that_prefill_is_told(stack_of: StackOf) -> None:
+    withdrawn: list[tuple[str, str]] = []
+
+    async def withdraw(request: web.Request) -> web.Response:
+        withdrawn.append((request.match_info["transfer_id"], request.query["reason"]))
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_delete("/v1/reservations/{transfer_id}", withdraw)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    metaserver = f"http://127.0.0.1:{port}"
+    async with stack_of(speaks="layerwise", policy=NO_FALLBACK, retries=0, metaserver=metaserver) as stack:
+        stack.decode[0].faults.append(Fault.HTTP_500)
+        stack.prefill[0].faults.append(Fault.HANG)
+        status, _ = await stack.chat()
+        assert status == 502
+        async with asyncio.timeout(3):
+            while not withdrawn or stack.prefill[0].running:
+                await asyncio.sleep(0.01)
+        params = stack.decode[0].seen[0].body["kv_transfer_params"]
+        assert params["metaserver"] == metaserver
+        assert withdrawn == [(params["transfer_id"], "decode: scripted 500")]
+    await runner.cleanup()
+
+
+async def test_ranks_behind_one_url_are_addressed_by_header(stack: Stack) -> None:
+    decoders = stack.app.services.fleet.instances(Role.DECODE)
+    url = decoders[0].settings.url
+    stack.app.services.fleet.remove(decoders[0])
+    for rank in (0, 1):
+        stack.app.services.fleet.add(InstanceSettings(url=url, dp_rank=rank), Role.DECODE)
+    for _ in range(4):
+        assert (await stack.chat())[0] == 200
+    ranks = [{k.lower(): v for k, v in s.headers.items()}["x-data-parallel-rank"] for s in stack.decode[0].seen]
+    assert sorted(ranks) == ["0", "0", "1", "1"]
+
+
+async def test_prefill_that_fails_after_decode_began_does_not_cut_the_stream(stack_of: StackOf) -> None:
+    async with stack_of(speaks="layerwise", policy=NO_FALLBACK, retries=0, token_delay_s=0.05) as stack:
+        stack.prefill[0].faults.append(Fault.PUSH_THEN_CLOSE)
+        status, body = await stack.chat(stream=True, max_tokens=10)
+        assert status == 200
+        assert body.endswith(b"data: [DONE]\n\n")
