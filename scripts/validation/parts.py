@@ -40,6 +40,8 @@ class Site:
     dies: tuple[int, int] = (0, 1)
     answers: list[serving.Answers] = field(default_factory=list)
     """P/D's and the one engine's, asked once for two parts."""
+    failure: str = ""
+    """Why there are none: what did not start is not started again."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -120,7 +122,10 @@ PARTS: dict[str, Callable[[Part, Site], None]] = {
 
 def _answers(site: Site) -> tuple[serving.Answers, serving.Answers]:
     """P/D's and one engine's, one after the other on the same devices; started by the first part that asks."""
+    if site.failure:
+        raise RuntimeError(f"not run, for the part before it failed: {site.failure}")
     if not site.answers:
+        site.failure = "the services could not be asked"
         document = site.document
         model = document["spec"]["model"].get("servedName") or document["spec"]["model"]["path"]
         longest = serving.max_prompt(document)
@@ -133,7 +138,7 @@ def _answers(site: Site) -> tuple[serving.Answers, serving.Answers]:
                     continue
                 with serving.started(spec, site.logs / name, site.ready_s) as proxy:
                     found.append(serving.ask(proxy, model, longest, with_times=True))
-        site.answers = found
+        site.answers, site.failure = found, ""
     disaggregated, collocated = site.answers
     return disaggregated, collocated
 

@@ -121,3 +121,11 @@ def test_a_stream_without_a_token_is_no_measurement(
 ) -> None:
     with pytest.raises(RuntimeError, match=message):
         benchmark(Part("benchmark"), site(serve(same, event), serve(same)))
+
+
+def test_what_could_not_be_asked_once_is_not_started_again(serve: Callable[..., Service]) -> None:
+    both = site(serve(same, b""), serve(same))
+    with pytest.raises(RuntimeError, match="without an event"):
+        equality(Part("equality"), both)
+    with pytest.raises(RuntimeError, match="part before it failed"):
+        benchmark(Part("benchmark"), both)
