@@ -67,7 +67,9 @@ class Probes:
         failures = self._failures[instance.key] = self._failures.get(instance.key, 0) + 1
         enough = self._settings.failures if instance.key in self._seen else 1
         if failures >= enough and instance.healthy:
-            _log.warning("instance %s failed %d probes: no new work goes there", instance.key, failures)
+            _log.warning(
+                "instance %s is not healthy (%d failed probes): no new work goes there", instance.key, failures
+            )
             instance.healthy = False
 
     async def _answers(self, instance: Instance) -> bool:
