@@ -24,6 +24,7 @@ from ascend_pd.wire.messages import Abort, Answer, Release, Reply, Request, Verd
 from ascend_pd.wire.params import LayerwisePrefill, parse_params
 from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
+from connectors.handoff.unreserved import UnreservedCap
 from connectors.layerwise.metadata import LayerwiseMetadata, LayerwiseReport, PushBegin, PushChunk
 
 logger = logging.getLogger(__name__)
@@ -49,8 +50,9 @@ class PrefillScheduler:
     """Called by vLLM's scheduler thread; `handle` by the side channel's thread.
 
     Args:
-        max_unreserved_blocks: finished prefills that D has not reserved for may hold this many; the oldest are
-            dropped first, so that a full P and a full D never wait for each other.
+        max_unreserved_blocks: finished prefills that D has not reserved for may hold this many while others wait
+            for room, so that a full P and a full D never wait for each other.
+        patience_s: and no longer than this.
     """
 
     def __init__(
@@ -221,17 +223,25 @@ class PrefillScheduler:
         )
 
     def _drop_unreserved(self) -> None:
+        """Give up what D has not reserved for within a lease; and earlier, newest first, what is over the cap while
+        another prefill waits for room."""
         waiting = [p for p in self._prefills.values() if p.finished_at and not (p.granted or p.dropped)]
-        held = sum(prefill.num_blocks for prefill in waiting)
         overdue = time.monotonic() - self._patience_s
+        for prefill in waiting:
+            if prefill.finished_at <= overdue:
+                self._drop(prefill, "decode did not reserve for them within a lease")
+        if all(prefill.announced for prefill in self._prefills.values()):
+            return
+        cap = UnreservedCap(self._max_unreserved_blocks)
+        by_transfer = {prefill.params.transfer_id: prefill for prefill in waiting}
         for prefill in sorted(waiting, key=lambda p: p.finished_at):
-            if held <= self._max_unreserved_blocks and prefill.finished_at > overdue:
-                return
-            held -= prefill.num_blocks
+            for transfer_id in cap.add(prefill.params.transfer_id, prefill.num_blocks):
+                self._drop(by_transfer[transfer_id], "decode had not reserved for them and prefill needs room")
+
+    def _drop(self, prefill: _Prefill, why: str) -> None:
+        if not prefill.dropped:
             prefill.dropped = True
-            self._cancels[prefill.params.transfer_id] = (
-                "prefill gave its finished blocks up: decode had not reserved for them and prefill needs room"
-            )
+            self._cancels[prefill.params.transfer_id] = f"prefill gave its finished blocks up: {why}"
 
     def _forget(self, request_id: str) -> None:
         prefill = self._prefills.pop(request_id, None)
