@@ -59,18 +59,22 @@ class Probes:
         if await self._answers(instance):
             self._failures.pop(instance.key, None)
             self._seen.add(instance.key)
-            if not instance.healthy:
-                _log.info("instance %s is healthy again", instance.key)
-            instance.healthy = True
             await self._identify(instance)
+            unsound = instance.identity.unsound if instance.identity is not None else ""
+            self._judge(instance, f"must be restarted: {unsound}" if unsound else "")
             return
         failures = self._failures[instance.key] = self._failures.get(instance.key, 0) + 1
-        enough = self._settings.failures if instance.key in self._seen else 1
-        if failures >= enough and instance.healthy:
-            _log.warning(
-                "instance %s is not healthy (%d failed probes): no new work goes there", instance.key, failures
-            )
-            instance.healthy = False
+        if failures >= (self._settings.failures if instance.key in self._seen else 1):
+            self._judge(instance, f"failed {failures} probes in a row")
+
+    @staticmethod
+    def _judge(instance: Instance, complaint: str) -> None:
+        """Take the instance out or back, and say so once."""
+        if complaint and instance.healthy:
+            _log.error("instance %s gets no new work: it %s", instance.key, complaint)
+        elif not complaint and not instance.healthy:
+            _log.info("instance %s is healthy again", instance.key)
+        instance.healthy = not complaint
 
     async def _answers(self, instance: Instance) -> bool:
         try:
@@ -87,8 +91,5 @@ class Probes:
             return
         try:
             instance.identity = await self._channel.hello(instance.settings.side, self._settings.timeout_s)
-            if instance.identity.unsound:
-                _log.error("instance %s must be restarted: %s", instance.key, instance.identity.unsound)
-                instance.healthy = False
         except (UnreachableError, ProtocolError) as error:
             _log.info("side channel of %s: %s", instance.key, error)

@@ -36,6 +36,7 @@ class FakeSide:
         self.fingerprint = FINGERPRINT
         self.received: list[Request] = []
         self.silent = False
+        self.unsound = ""
         self._codec = FrameCodec(secret)
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -66,6 +67,7 @@ class FakeSide:
                     tp_size=1,
                     pp_size=1,
                     workers=(),
+                    unsound=self.unsound,
                 )
             case Renew(transfer_id=transfer_id):
                 alive = transfer_id in self.cluster.holds and transfer_id not in self.cluster.consumed

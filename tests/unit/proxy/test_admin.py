@@ -118,6 +118,23 @@ async def test_an_instance_that_never_answered_is_out_after_one_probe(stack: Sta
     assert not stack.app.services.fleet.ready()
 
 
+async def test_an_engine_that_must_be_restarted_gets_no_new_work_however_healthy_it_answers(
+    stack_of: StackOf,
+) -> None:
+    async with stack_of(decode=2, sides=True) as stack:
+        probes = stack.app.services.probes
+        stack.decode[0].side.unsound = "blocks in quarantine"
+        for _ in range(2):
+            await probes.probe_all()
+            assert (await stack.chat())[0] == 200
+        assert not stack.decode[0].seen
+        stack.decode[0].side.unsound = ""
+        await probes.probe_all()
+        for _ in range(2):
+            await stack.chat()
+        assert stack.decode[0].seen
+
+
 async def test_ready_says_whether_a_pair_can_serve(stack: Stack) -> None:
     async def ready() -> int:
         async with stack.http.get(stack.url + "/ready") as answer:
