@@ -89,6 +89,8 @@ class Exchange:
             role = self._fallback_role()
             if self._down.started or not retryable or self._whole is not None or role is None:
                 raise
+            if not any(i.available() for i in self._services.fleet.instances(role)):
+                raise
             _log.warning("request %s: %s serves it alone: %s", self._record.request_id, role, error)
             self._whole = role
             self._record.route = "fallback"
@@ -210,6 +212,8 @@ class Exchange:
         fleet = self._services.fleet
         chosen = {r: load.instance for r, load in attempt.loads.items()}
         if role is Role.PREFILL:
+            if not any(i.available() for i in fleet.instances(Role.DECODE)):
+                raise NoInstance(Role.DECODE)  # before P computes for nobody
             load = fleet.select_prefiller(self._work(0), self._avoid, chosen.get(Role.DECODE), self._dialect.name)
             self._record.prefill = load.instance.key
             return load

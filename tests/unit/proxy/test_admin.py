@@ -16,7 +16,7 @@ from proxy.auth import parse_keys
 from proxy.breaker import Breaker, BreakerState
 from proxy.load import load_settings
 from proxy.services import Secrets
-from proxy.settings import PolicySettings, ProbeSettings, Settings
+from proxy.settings import PolicySettings, ProbeSettings, Role, Settings
 from tests.fakes.engine import FakeEngine, Fault
 from tests.unit.proxy.conftest import Stack, StackOf
 
@@ -133,6 +133,13 @@ async def test_an_engine_that_must_be_restarted_gets_no_new_work_however_healthy
         for _ in range(2):
             await stack.chat()
         assert stack.decode[0].seen
+
+
+async def test_without_any_decode_instance_prefill_does_not_compute_in_vain(stack: Stack) -> None:
+    stack.app.services.fleet.instances(Role.DECODE)[0].healthy = False
+    assert (await stack.chat())[0] == 503
+    assert (await stack.chat(prompt_logprobs=1))[0] == 503
+    assert not stack.prefill[0].seen
 
 
 async def test_ready_says_whether_a_pair_can_serve(stack: Stack) -> None:
