@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.request import Request as EngineRequest
@@ -39,6 +40,7 @@ class PrefillScheduler:
         self._ledger: SourceLedger | None = None
         self._ref = EngineRef("", "")
         self._address = ("", 0)
+        self._wake: Callable[[], None] = lambda: None
         self._transfers: dict[str, str] = {}
         self._held_since: dict[str, float] = {}
         self._began: dict[str, float] = {}
@@ -47,8 +49,9 @@ class PrefillScheduler:
         self._released: set[str] = set()
         self._lock = threading.Lock()
 
-    def open(self, ref: EngineRef, address: tuple[str, int]) -> None:
-        """Begin this life of the engine."""
+    def open(self, ref: EngineRef, address: tuple[str, int], wake: Callable[[], None]) -> None:
+        """Begin this life of the engine; `wake` has `tick` run soon, which a new hold needs."""
+        self._wake = wake
         self._ref = ref
         self._address = address
         self._ledger = SourceLedger(ref.epoch, self._limits)
@@ -111,6 +114,8 @@ class PrefillScheduler:
             if not held:
                 return False, None
             self._held_since[transfer_id] = now
+        # Its lease must end by itself, also when no message ever comes.
+        self._wake()
         self._stories.record(transfer_id, "held", timings_ms=timings_ms)
         return True, to_dict(self._handoff(transfer_id, request, block_ids))
 

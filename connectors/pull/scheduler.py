@@ -28,7 +28,7 @@ class PullScheduler:
         self._prefill = PrefillScheduler(settings, self.endpoint.stories) if settings.is_producer else None
         self._decode = DecodeScheduler(self.endpoint, settings.tp_size) if settings.is_consumer else None
         if self._prefill:
-            self._prefill.open(self.endpoint.ref, self.endpoint.address)
+            self._prefill.open(self.endpoint.ref, self.endpoint.address, self.endpoint.server.wake)
         self.endpoint.start()
 
     def publish(self, workers: tuple[WorkerInfo, ...]) -> None:

@@ -25,7 +25,7 @@ def main() -> None:
     prefill = PrefillScheduler(own, StoryBook())
     fingerprint = msgspec.structs.replace(FINGERPRINT, **order.get("fingerprint", {}))
     endpoint = EngineEndpoint(own, fingerprint, prefill.handle, prefill.tick)
-    prefill.open(endpoint.ref, endpoint.address)
+    prefill.open(endpoint.ref, endpoint.address, endpoint.server.wake)
     endpoint.publish((cache.info,))
     endpoint.start()
     handoffs = []
