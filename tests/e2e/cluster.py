@@ -59,7 +59,7 @@ def merged(base: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def cpu_spec(mode: str, **spec: Any) -> dict[str, Any]:
     """One prefill and one decode engine with the embedded model, on free ports."""
-    prefill, decode, kv, _, metaserver, proxy = free_ports(6)
+    prefill, decode, kv, _, _, metaserver, proxy = free_ports(7)
     base = {
         "model": {"path": "smollm2", "servedName": "smollm2", "maxModelLen": 2048, "dtype": "float32"},
         "engine": {"blockSize": 128},

@@ -1,4 +1,4 @@
-"""Engines are started once per session and mode; tests of one mode run together."""
+"""Engines are started once per module and mode: a machine of 24 GiB holds one set of them and the oracle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1500))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def collocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of one engine that prefills and decodes: the oracle."""
     cluster = Cluster(collocated_spec(), tmp_path_factory.mktemp("collocated"))
@@ -27,7 +27,7 @@ def collocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster["union/0"].url
 
 
-@pytest.fixture(scope="session", params=MODES)
+@pytest.fixture(scope="module", params=MODES)
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """P, D and the proxy, once per mode."""
     started = Cluster(cpu_spec(request.param), tmp_path_factory.mktemp(request.param))

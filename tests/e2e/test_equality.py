@@ -92,19 +92,6 @@ def test_two_prompts_in_one_request_stay_apart(cluster: Cluster, collocated: str
     assert [choice["index"] for choice in ours] == [0, 1]
 
 
-def test_two_choices_in_one_request_stay_apart(cluster: Cluster, collocated: str) -> None:
-    prompt = "Once upon a time, in a small village by the sea, there lived an old fisherman. " * 9
-    sampled: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9}
-    ours, theirs = (
-        [choice["text"] for choice in complete(url, prompt, n=2, seed=7, **sampled)["choices"]]
-        for url in (cluster.proxy.url, collocated)
-    )
-    # Alone, the collocated engine may round differently than with two at a time: either is right.
-    alone = [complete(collocated, prompt, seed=7 + i, **sampled)["choices"][0]["text"] for i in range(2)]
-    assert all(mine in right for mine, *right in zip(ours, theirs, alone, strict=True))
-    assert len(set(ours)) == 2
-
-
 def test_chat_answers_sensibly(cluster: Cluster) -> None:
     from openai import OpenAI
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism of its own on each side, and MLA: what decode says is what one collocated engine says."""
+"""Tensor parallelism of its own on each side: what decode says is what one collocated engine says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascend_pd.embedded.model import default_model_dir, embedded_gguf, prepare_m
 from ascend_pd.progress import Progress
 from tests.e2e.cluster import Cluster, Role, collocated_spec, cpu_spec, running, wait_empty
 from tests.e2e.load import Outcome, Prompt, ask, handoff_of, prompt_of
-from tests.e2e.tiny_models import make_gqa_model, make_mla_model
+from tests.e2e.tiny_models import make_gqa_model
 
 LENGTHS = (5, 128, 300, 700)
 MODES = ("pull", "layerwise")
@@ -34,11 +34,6 @@ def made(make: Callable[[Path], Path], directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def gqa(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(make_gqa_model, tmp_path_factory.mktemp("models") / "gqa")
-
-
-@pytest.fixture(scope="module")
-def mla(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(make_mla_model, tmp_path_factory.mktemp("models") / "mla")
 
 
 def through(cluster: Cluster, decode: Role, prompt: Prompt) -> Outcome:
@@ -94,26 +89,3 @@ def test_prefill_with_two_ranks_serves_decode_with_one_and_with_two(
     assert moved >= sum(LENGTHS) - len(LENGTHS)
     for role in ("prefill/0", decode):
         wait_empty(tp_cluster[role], 15.0)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_latent_cache_of_mla_arrives(mode: str, mla: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.mktemp(f"mla-{mode}")
-    document = cpu_spec(mode, **model_at(mla, blockSize=16))
-    for pool in document["spec"]["pools"]:
-        pool["maxNumBatchedTokens"] = 1024  # one chunk: vLLM's CPU MLA has no chunked prefill
-    together = collocated_spec(**model_at(mla, blockSize=16))
-    together["spec"]["pools"][0]["maxNumBatchedTokens"] = 1024
-    cluster, union = Cluster(document, directory), Cluster(together, directory / "union")
-    for started in (cluster, union):
-        del started.roles["proxy"]
-    with running(cluster, union):
-        for length in (3, 16, 100, 500):
-            prompt = prompt_of(length, 90 + length)
-            right = ask(union["union/0"].url, prompt)
-            found = through(cluster, cluster["decode/0"], prompt)
-            assert right.answered, right.error
-            assert found.tokens == right.tokens, f"{length} tokens: {found.error or found.tokens}"
-        assert cluster["decode/0"].metrics()["vllm:external_prefix_cache_hits_total"] >= 600
-        for role in ("prefill/0", "decode/0"):
-            wait_empty(cluster[role], 15.0)

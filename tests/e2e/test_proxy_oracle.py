@@ -167,6 +167,8 @@ def gathered(raw: bytes) -> dict[str, Any]:
     return {"choices": choices, "usage": usage}
 
 
+# What a parameter means does not depend on who moves the cache: one mode is enough for a table this long.
+@pytest.mark.parametrize("cluster", ["pull"], indirect=True)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("path", "name", "extra"), CASES, ids=[f"{p.split('/')[2]}-{n}" for p, n, _ in CASES])
 def test_the_answer_equals_the_collocated_engines(

@@ -30,33 +30,6 @@ def make_gqa_model(directory: Path) -> Path:
     return _write(LlamaForCausalLM, config, directory)
 
 
-def make_mla_model(directory: Path) -> Path:
-    """A dense DeepSeek-V2 with the one latent width that vLLM's CPU attention takes (512 + 64)."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    config = DeepseekV2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=256,
-        moe_intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=512,
-        q_lora_rank=None,
-        qk_rope_head_dim=64,
-        qk_nope_head_dim=32,
-        v_head_dim=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-    )
-    return _write(DeepseekV2ForCausalLM, config, directory)
-
-
 def _write(model_class: Any, config: Any, directory: Path) -> Path:
     import torch
 

@@ -135,21 +135,23 @@ def prompt_of(length: int) -> list[int]:
     return list(range(1, length + 1))
 
 
-@pytest.mark.parametrize("length", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 3])
-def test_every_block_arrives_whatever_the_prompts_length_and_the_blocks_order(sink: Sink, length: int) -> None:
-    count = -(-length // BLOCK_SIZE)
-    theirs, ours = [19, 18, 17, 3, 5, 11][:count], [2, 9, 8, 7, 23, 1][:count]
-    source = Source([("t", prompt_of(length), theirs)])
+def test_every_block_arrives_whatever_the_prompts_length_and_the_blocks_order(sink: Sink) -> None:
+    lengths = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 3]
+    theirs, ours = [19, 18, 17, 3, 5, 11], [2, 9, 8, 7, 23, 1]
+    source = Source([(f"t{length}", prompt_of(length), theirs[: -(-length // BLOCK_SIZE)]) for length in lengths])
     try:
-        sink.load(source.handoffs[0], ours)
-        results = sink.results()
-        assert results.reports[0].ok, results.reports[0].reason
-        assert source.released() == "t"
+        for length, handoff in zip(lengths, source.handoffs, strict=True):
+            count = -(-length // BLOCK_SIZE)
+            sink.cache.tensor.zero_()
+            sink.load(handoff, ours[:count])
+            results = sink.results()
+            assert results.reports[0].ok, results.reports[0].reason
+            assert source.released() == f"t{length}"
+            assert torch.equal(blocks_of(sink.cache.tensor, ours[:count]), expected(theirs[:count]))
+            untouched = [block for block in range(24) if block not in ours[:count]]
+            assert not blocks_of(sink.cache.tensor, untouched).any()
     finally:
         source.close()
-    assert torch.equal(blocks_of(sink.cache.tensor, ours), expected(theirs))
-    untouched = [block for block in range(24) if block not in ours]
-    assert not blocks_of(sink.cache.tensor, untouched).any()
 
 
 def test_decodes_prefix_hit_is_neither_read_nor_overwritten(sink: Sink) -> None:
