@@ -23,7 +23,7 @@ from connectors.pull.reader import LoadResults, Reader
 from connectors.sidechannel.client import SideChannelClient
 from tests.engine.kv_fixture import BLOCK_SIZE, FINGERPRINT, Cache, make_cache, settings
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 7
 
@@ -93,7 +93,7 @@ class Sink:
         sink = EngineRef("decode", "d-epoch")
         self.reader.start(PullLoad(handoff=handoff, sink=sink, block_ids=(tuple(block_ids),), **(base | fields)))
 
-    def results(self, count: int = 1, timeout_s: float = 30.0) -> LoadResults:
+    def results(self, count: int = 1, timeout_s: float = 90.0) -> LoadResults:
         """Everything that was reported until `count` loads have ended."""
         found = LoadResults()
         deadline = time.monotonic() + timeout_s

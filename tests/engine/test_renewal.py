@@ -13,7 +13,7 @@ from connectors.pull.scheduler import PullScheduler
 from tests.engine.kv_fixture import FINGERPRINT, engine_request, settings
 from tests.engine.test_pull_workers import Source, prompt_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 LEASE_S = 2.0
 
 
