@@ -14,10 +14,9 @@ import time
 import msgspec
 from vllm.v1.request import Request as EngineRequest
 
-from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.wire.identity import prompt_hash
 from ascend_pd.wire.messages import Abort, Answer, Claim, Pushed, Release, Reply, Request, Verdict, WorkerInfo
-from ascend_pd.wire.params import LayerwiseDecode, Reservation, parse_params
+from ascend_pd.wire.params import LayerwiseDecode, Reservation
 from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
 from connectors.handoff.actions import (
@@ -32,6 +31,7 @@ from connectors.handoff.actions import (
 from connectors.handoff.sink import SinkLedger, SinkLimits
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata
 from connectors.layerwise.reserved import Reserved, ReservedBook
+from connectors.request_params import params_for
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.rendezvous import RendezvousClient
 
@@ -79,16 +79,8 @@ class DecodeScheduler:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Note that this request's cache is to be pushed."""
-        raw = request.kv_transfer_params
-        if not raw or not raw.get("do_remote_prefill"):
-            return
-        try:
-            params = parse_params(raw)
-        except RemoteProtocolError as error:
-            logger.warning("request %s: %s; its prompt is computed here", request.request_id, error)
-            return
-        if not isinstance(params, LayerwiseDecode):
-            logger.warning("request %s: not a layer-wise request; its prompt is computed here", request.request_id)
+        params = params_for(request, "do_remote_prefill", LayerwiseDecode, "its prompt is computed here")
+        if params is None:
             return
         # A configured metaserver is the one: what a request names is not taken on trust.
         params = msgspec.structs.replace(params, metaserver=self._settings.config.metaserver or params.metaserver)

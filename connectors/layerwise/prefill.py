@@ -18,14 +18,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request as EngineRequest
 from vllm.v1.request import RequestStatus
 
-from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.wire.identity import prompt_hash
 from ascend_pd.wire.messages import Abort, Answer, Release, Reply, Request, Verdict
-from ascend_pd.wire.params import LayerwisePrefill, parse_params
+from ascend_pd.wire.params import LayerwisePrefill
 from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
 from connectors.handoff.unreserved import UnreservedCap
 from connectors.layerwise.metadata import LayerwiseMetadata, LayerwiseReport, PushBegin, PushChunk
+from connectors.request_params import params_for
 
 logger = logging.getLogger(__name__)
 
@@ -73,16 +73,8 @@ class PrefillScheduler:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Note which transfer this request computes for."""
-        raw = request.kv_transfer_params
-        if not raw or not raw.get("do_remote_decode"):
-            return
-        try:
-            params = parse_params(raw)
-        except RemoteProtocolError as error:
-            logger.warning("request %s is computed without a push: %s", request.request_id, error)
-            return
-        if not isinstance(params, LayerwisePrefill):
-            logger.warning("request %s: not a layer-wise request; no push", request.request_id)
+        params = params_for(request, "do_remote_decode", LayerwisePrefill, "it is computed without a push")
+        if params is None:
             return
         with self._lock:
             used = params.transfer_id in self._transfers or params.transfer_id in self._revoked

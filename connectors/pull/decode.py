@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from vllm.v1.request import Request as EngineRequest
 
-from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.wire.identity import prompt_hash
 from ascend_pd.wire.messages import Release, Renew
-from ascend_pd.wire.params import PullHandoff, parse_params
+from ascend_pd.wire.params import PullHandoff
 from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
 from connectors.pull.metadata import PullLoad, PullReport
+from connectors.request_params import params_for
 
 logger = logging.getLogger(__name__)
 
@@ -59,17 +59,8 @@ class DecodeScheduler:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Note the handoff and begin to renew P's hold: this request may queue for long."""
-        raw = request.kv_transfer_params
-        if not raw or not raw.get("do_remote_prefill"):
-            return
-        try:
-            params = parse_params(raw)
-        except RemoteProtocolError as error:
-            # Computing the prompt here gives the right text; nothing is known that could be released.
-            logger.warning("request %s: %s; its prompt is computed here", request.request_id, error)
-            return
-        if not isinstance(params, PullHandoff):
-            logger.warning("request %s: not a pull handoff; its prompt is computed here", request.request_id)
+        params = params_for(request, "do_remote_prefill", PullHandoff, "its prompt is computed here")
+        if params is None:
             return
         now = time.monotonic()
         with self._lock:

@@ -11,13 +11,13 @@ from typing import Any
 from vllm.v1.request import Request as EngineRequest
 from vllm.v1.request import RequestStatus
 
-from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.wire.identity import EngineRef, prompt_hash
 from ascend_pd.wire.messages import Abort, Answer, Done, Release, Renew, Reply, Request, Verdict
-from ascend_pd.wire.params import PullHandoff, PullPrefill, parse_params, to_dict
+from ascend_pd.wire.params import PullHandoff, PullPrefill, to_dict
 from connectors.compat import BlockIds
 from connectors.handoff.actions import DemandRestart, FreeBlocks, SourceAction
 from connectors.handoff.source import SourceLedger, SourceLimits
+from connectors.request_params import params_for
 from connectors.settings import ConnectorSettings
 from connectors.stories import StoryBook
 
@@ -65,16 +65,8 @@ class PrefillScheduler:
 
     def on_new_request(self, request: EngineRequest) -> None:
         """Note which transfer this request computes for."""
-        raw = request.kv_transfer_params
-        if not raw or not raw.get("do_remote_decode"):
-            return
-        try:
-            params = parse_params(raw)
-        except RemoteProtocolError as error:
-            logger.warning("request %s is computed without a handoff: %s", request.request_id, error)
-            return
-        if not isinstance(params, PullPrefill):
-            logger.warning("request %s: not a pull request; no handoff", request.request_id)
+        params = params_for(request, "do_remote_decode", PullPrefill, "it is computed without a handoff")
+        if params is None:
             return
         with self._lock:
             begun = self.ledger.begin(params.transfer_id, request.request_id, time.monotonic())
