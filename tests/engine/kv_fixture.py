@@ -76,12 +76,15 @@ class Cache:
         )
 
 
-def make_cache(seed: int | None, faults: FaultInjector | None = None) -> Cache:
-    """Random bytes for a seed, else zeros."""
+def make_content(seed: int | None) -> torch.Tensor:
+    """A cache's bytes: random for a seed, else zeros."""
     shape = (LAYERS, BLOCKS, HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
-    tensor = torch.zeros(shape)
-    if seed is not None:
-        tensor = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.zeros(shape) if seed is None else torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_cache(seed: int | None, faults: FaultInjector | None = None) -> Cache:
+    """A cache of `make_content`, and an open transport that the caller closes."""
+    tensor = make_content(seed)
     caches = {f"model.layers.{i}.self_attn.attn": tensor[i] for i in range(LAYERS)}
     placement = Placement(num_blocks=BLOCKS, num_kv_heads=HEADS, packed="vec")
     layout = describe(caches, placement, [CacheGroup(layer_names=tuple(caches), block_size=BLOCK_SIZE)])

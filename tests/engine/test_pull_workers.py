@@ -21,7 +21,7 @@ from connectors.pull.metadata import PullLoad
 from connectors.pull.peers import PeerDirectory
 from connectors.pull.reader import LoadResults, Reader
 from connectors.sidechannel.client import SideChannelClient
-from tests.engine.kv_fixture import BLOCK_SIZE, FINGERPRINT, Cache, make_cache, settings
+from tests.engine.kv_fixture import BLOCK_SIZE, FINGERPRINT, Cache, make_cache, make_content, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,9 +126,7 @@ def blocks_of(cache: torch.Tensor, block_ids: list[int]) -> torch.Tensor:
 
 
 def expected(block_ids: list[int]) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(SEED)
-    cache = make_cache(None).tensor
-    return blocks_of(torch.randn(cache.shape, generator=generator), block_ids)
+    return blocks_of(make_content(SEED), block_ids)
 
 
 def prompt_of(length: int) -> list[int]:
