@@ -12,7 +12,7 @@ from ascend_pd.wire.identity import Fingerprint
 from connectors.compat import cache_groups, cpu_attention_isa
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 _TOKENIZER_FILES = (
@@ -24,6 +24,7 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
+_MODEL_FILES = ("config.json", "params.json")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 # Written by tools, without influence on what the model computes.
 _VOLATILE_KEYS = {"transformers_version", "_name_or_path", "name_or_path", "_commit_hash"}
@@ -44,6 +45,22 @@ def _stable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_stable(v) for v in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _model_config(model: ModelConfig) -> bytes:
+    """What the model's files say and vLLM was told to override.
+
+    Not `hf_config`: models change it as they are built (DeepSeek renames its rotary embedding), so that it differs
+    between an engine's processes.
+    """
+    directory = Path(str(model.hf_config_path or model.model))
+    if directory.is_dir():
+        raw = [json.loads((directory / f).read_bytes()) for f in _MODEL_FILES if (directory / f).is_file()]
+    else:
+        raw = [str(directory), str(model.revision)]  # a hub's name for it
+    overrides = model.hf_overrides
+    told = getattr(overrides, "__qualname__", "") if callable(overrides) else overrides
+    return json.dumps(_stable([raw, told]), sort_keys=True).encode()
 
 
 def _sample(path: Path) -> bytes:
@@ -97,12 +114,11 @@ def fingerprint_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, hard
     model = vllm_config.model_config
     directory = Path(model.model)
     tokenizer = Path(str(model.tokenizer))
-    hf_config = json.dumps(_stable(model.hf_config.to_dict()), sort_keys=True).encode()
     weights = weights_digest(directory) if directory.is_dir() else b""
     packing = cpu_attention_isa(vllm_config, cache_groups(kv_cache_config)[0].spec) if hardware == "cpu" else ""
     return Fingerprint(
         architecture=",".join(model.hf_config.architectures or ()),
-        model_config_hash=_digest([hf_config, weights, str(model.quantization).encode()]),
+        model_config_hash=_digest([_model_config(model), weights, str(model.quantization).encode()]),
         num_layers=model.get_total_num_hidden_layers(),
         num_kv_heads=model.get_total_num_kv_heads(),
         head_size=model.get_head_size(),

@@ -4,8 +4,9 @@
     pip install --no-deps -r requirements/bench.lock
     python scripts/bench_handoff.py [--rounds 12]
 
-All engines run side by side and are asked in turn, prompt by prompt, so that a slow moment of the machine hits all
-alike. Every thread of every engine gets the same cores (Nixl's workers would pin themselves to the last one).
+Our engines and the floor run side by side with one peer after the other and are asked in turn, prompt by prompt, so
+that a slow moment of the machine hits all alike (five engines fit in 16 GB, all seven do not). Every thread of every
+engine gets the same cores (Nixl's workers would pin themselves to the last one).
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def floor(directory: Path) -> System:
 FLOOR = "copy inside D (floor)"
 
 
+def roles_of(systems: list[System]) -> list[Role]:
+    """Their engines, prefill first."""
+    return [role for system in systems for role in (system.prefill, system.decode) if role]
+
+
 def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[float]]:
     """Milliseconds per (system, prompt length), one value a round."""
     found: dict[tuple[str, int], list[float]] = {}
@@ -109,9 +115,8 @@ def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[fl
 
 
 def table(found: dict[tuple[str, int], list[float]], systems: list[System]) -> str:
-    """Medians in ms, each with our time divided by it in the same rounds (below 1: we are faster)."""
-    head = ["system", *(f"{n} tokens ({-(-n // 128) * BYTES_PER_BLOCK / 1e6:.0f} MB)" for n in LENGTHS)]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    """Rows: medians in ms, each with our time divided by it in the same rounds (below 1: we are faster)."""
+    lines = []
     for system in systems:
         cells = []
         for length in LENGTHS:
@@ -130,20 +135,23 @@ def main() -> int:
         print("nixl is not there: pip install --no-deps -r requirements/bench.lock", file=sys.stderr)
         return 1
     cores = os.sched_getaffinity(0)
+    lines = []
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        systems = [
-            ours(directory),
-            nixl(directory, "NixlConnector, UCX_TLS=tcp", {"UCX_TLS": "tcp"}),
-            nixl(directory, "NixlConnector, default", {}),
-            floor(directory),
-        ]
-        roles = [role for system in systems for role in (system.prefill, system.decode) if role]
-        with running(Engines(roles)):
-            pin(roles, cores)
-            found = measure(systems, rounds)
-            print(f"cores of all threads: {' and '.join(sorted(affinities(roles)))}", file=sys.stderr)
-    print(table(found, systems))
+        own, least = ours(directory), floor(directory)
+        with running(Engines(roles_of([own, least]))):
+            for name, env in (("NixlConnector, UCX_TLS=tcp", {"UCX_TLS": "tcp"}), ("NixlConnector, default", {})):
+                peer = nixl(directory, name, env)
+                systems = [own, peer, least]
+                with running(Engines(roles_of([peer]))):
+                    pin(roles_of(systems), cores)
+                    lines.append(table(measure(systems, rounds), systems))
+                    used = " and ".join(sorted(affinities(roles_of(systems))))
+                    print(f"  {name}: cores of all threads {used}", file=sys.stderr)
+    head = ["system", *(f"{n} tokens ({-(-n // 128) * BYTES_PER_BLOCK / 1e6:.0f} MB)" for n in LENGTHS)]
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    print("\n".join(lines))
     return 0
 
 

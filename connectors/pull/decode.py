@@ -65,7 +65,10 @@ class DecodeScheduler:
         now = time.monotonic()
         with self._lock:
             if params.transfer_id in self._by_transfer:
-                logger.warning("transfer %s is used by a second request; it is computed here", params.transfer_id)
+                # A second client request, computed here; or vLLM itself saying that it refused or failed the first.
+                logger.warning(
+                    "transfer %s is under way already: %s gets none of it", params.transfer_id, request.request_id
+                )
                 return
             self._by_transfer[params.transfer_id] = request.request_id
             self._handoffs[request.request_id] = _Handoff(params, now, now)

@@ -79,7 +79,9 @@ class Cache:
 def make_content(seed: int | None) -> torch.Tensor:
     """A cache's bytes: random for a seed, else zeros."""
     shape = (LAYERS, BLOCKS, HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
-    return torch.zeros(shape) if seed is None else torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return (
+        torch.zeros(shape) if seed is None else torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def make_cache(seed: int | None, faults: FaultInjector | None = None) -> Cache:

@@ -10,11 +10,14 @@ import pytest
 from ascend_pd.errors import PairingError
 from ascend_pd.wire.connector_config import ConnectorConfig
 from ascend_pd.wire.identity import Fingerprint
-from ascend_pd.wire.messages import Answer, Reply, Request, Verdict
+from ascend_pd.wire.messages import Answer, Reply, Request, Verdict, WorkerInfo
 from connectors.endpoint import EngineEndpoint
 from connectors.handshake import shake_hands
+from connectors.layerwise.peers import SinkDirectory
+from connectors.pull.peers import PeerDirectory
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
+from tests.unit.layout.caches import engine
 
 FINGERPRINT = Fingerprint(
     architecture="Toy",
@@ -33,24 +36,33 @@ def refuse(request: Request) -> Reply:
     return Answer(verdict=Verdict.REFUSED)
 
 
-@pytest.fixture
-def endpoint() -> Iterator[EngineEndpoint]:
+def opened(role: str, tp_size: int) -> Iterator[EngineEndpoint]:
     settings = ConnectorSettings(
         config=ConnectorConfig(),
-        engine_id="decode",
+        engine_id=role,
         side_port=0,
-        is_producer=False,
-        is_consumer=True,
+        is_producer=role == "prefill",
+        is_consumer=role == "decode",
         recompute=False,
-        tp_size=2,
+        tp_size=tp_size,
         pp_size=1,
         block_size=128,
         secret=b"",
     )
-    opened = EngineEndpoint(settings, FINGERPRINT, refuse, lambda now: None)
-    opened.start()
-    yield opened
-    opened.close()
+    endpoint = EngineEndpoint(settings, FINGERPRINT, refuse, lambda now: None)
+    endpoint.start()
+    yield endpoint
+    endpoint.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[EngineEndpoint]:
+    yield from opened("decode", 2)
+
+
+@pytest.fixture
+def prefill() -> Iterator[EngineEndpoint]:
+    yield from opened("prefill", 1)
 
 
 @pytest.fixture
@@ -97,3 +109,26 @@ def test_an_engine_that_must_be_restarted_takes_nothing_new(
     endpoint.declare_unsound("a consequence")
     with pytest.raises(PairingError, match="must be restarted: transfer t: the endpoint could not be destroyed"):
         shake(client, endpoint)
+
+
+def test_a_prefill_with_a_smaller_tp_is_refused_when_the_two_meet(
+    endpoint: EngineEndpoint, client: SideChannelClient
+) -> None:
+    """Also where no cluster file was checked before."""
+    two, [one] = [[worker.layout for worker in engine("joined_head_major", tp, 4)] for tp in (2, 1)]
+    infos = [WorkerInfo(tp_rank=r, pp_rank=0, transport="mooncake/tcp", session="", layout=two[r]) for r in (0, 1)]
+    reason = "tp-not-multiple: prefill's tensor parallel size 1 is not a multiple of decode's 2"
+    endpoint.publish(tuple(infos))  # the decode engine, with two ranks
+    sinks = SinkDirectory(client, FINGERPRINT, one, "mooncake/tcp")
+    with pytest.raises(PairingError, match=reason):
+        sinks.sink(endpoint.address, endpoint.ref, 0, 10.0)
+
+
+def test_a_decode_with_a_larger_tp_is_refused_when_the_two_meet(
+    prefill: EngineEndpoint, client: SideChannelClient
+) -> None:
+    two, [one] = [[worker.layout for worker in engine("joined_head_major", tp, 4)] for tp in (2, 1)]
+    prefill.publish((WorkerInfo(tp_rank=0, pp_rank=0, transport="mooncake/tcp", session="", layout=one),))
+    sources = PeerDirectory(client, FINGERPRINT, two[0], "mooncake/tcp")
+    with pytest.raises(PairingError, match="tp-not-multiple"):
+        sources.source(prefill.address, prefill.ref, 10.0)

@@ -145,3 +145,27 @@ def test_engines_that_guess_different_numbers_of_tokens_are_paired_and_different
 
     assert mismatches(fingerprint("mtp", 1), fingerprint("mtp", 3)) == []
     assert [m.field for m in mismatches(fingerprint("mtp", 1), fingerprint("eagle", 1))] == ["speculative"]
+
+
+def test_a_model_that_changes_its_own_configuration_keeps_its_fingerprint(tmp_path: Path) -> None:
+    """As DeepSeek's does where it is built: in the worker, or in the scheduler's process too."""
+    config = engine_config(tmp_path / "m", "MooncakeConnector", "connectors", role="kv_producer")
+    config.speculative_config = None
+    before = fingerprint_of(config, cache_config(), "A2")
+    config.model_config.hf_config.rope_parameters = {"rope_type": "deepseek_yarn"}
+    assert mismatches(before, fingerprint_of(config, cache_config(), "A2")) == []
+
+
+def test_models_whose_files_differ_are_not_paired(tmp_path: Path) -> None:
+    config = engine_config(tmp_path / "m", "MooncakeConnector", "connectors", role="kv_producer")
+    before = fingerprint_of(config, cache_config(), "A2")
+    file = tmp_path / "m" / "config.json"
+    file.write_text(file.read_text().replace("1024", "1025"))
+    assert [m.field for m in mismatches(before, fingerprint_of(config, cache_config(), "A2"))] == [
+        "model_config_hash"
+    ]
+    file.write_text(file.read_text().replace("1025", "1024"))
+    config.model_config.hf_overrides = {"rope_theta": 1}
+    assert [m.field for m in mismatches(before, fingerprint_of(config, cache_config(), "A2"))] == [
+        "model_config_hash"
+    ]
