@@ -59,12 +59,20 @@ def facts_from_config(raw: Config, source: str, weight_bytes: int | None = None)
         expert_weight_bytes=round(experts_share * weight_bytes) if weight_bytes else 0,
         experts=_experts(config),
         active_weight_bytes=round(active * weight_bytes) if weight_bytes and total else None,
-        has_scaled_positions=bool(config.get("rope_scaling")),
+        has_scaled_positions=_scales_positions(config),
         max_position=_number(config, "max_position_embeddings"),
         kinds=kinds,
         sliding_window=_number(config, "sliding_window") if LayerKind.SLIDING in kinds else None,
         nextn_layers=_number(config, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 0,
     )
+
+
+def _scales_positions(config: Config) -> bool:
+    """`rope_scaling`, or `rope_parameters` of transformers 5: one mapping, or one per kind of layer."""
+    rope = config.get("rope_parameters")
+    each = [rope, *rope.values()] if isinstance(rope, dict) else []
+    types = {r.get("rope_type", r.get("type")) for r in each if isinstance(r, dict)}
+    return bool(config.get("rope_scaling")) or bool(types - {None, "default"})
 
 
 def _number(config: Config, *names: str) -> int | None:

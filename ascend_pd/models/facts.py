@@ -44,7 +44,7 @@ class ModelFacts:
     experts: int = 0
     active_weight_bytes: int | None = None
     """The part of the weights that one token passes through; None means all of them, or not known with experts."""
-    has_scaled_positions: bool = False
+    has_scaled_positions: bool | None = None
     """Whether the configuration stretches positions (YaRN and the like) past `max_position`."""
     max_position: int | None = None
     kinds: tuple[LayerKind, ...] = ()

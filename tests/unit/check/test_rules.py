@@ -119,3 +119,22 @@ def test_a_cluster_with_warnings_may_start() -> None:
     data["spec"]["connector"].pop("closedNetwork")
     (found,) = require_startable(parse_spec(text_of(data)).cluster, "x.yaml")
     assert found.rule == "secret"
+
+
+@pytest.mark.parametrize(
+    ("rotary", "refused"),
+    [
+        ({}, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, True),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, False),
+        ({"rope_scaling": {"type": "yarn", "factor": 40}}, False),
+    ],
+)
+def test_mla_without_yarn_is_refused_on_a_cpu(tmp_path: Path, rotary: dict[str, object], refused: bool) -> None:
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+    data = with_config(tmp_path, architectures=["DeepseekV2ForCausalLM"], num_hidden_layers=2, **latent, **rotary)
+    data["spec"]["engine"] = {"blockSize": 16}
+    for pool in data["spec"]["pools"]:
+        pool["hardware"] = "cpu"
+    messages = [f.message for f in findings(data, "cpu-limits")]
+    assert any("plain rotary" in message for message in messages) is refused

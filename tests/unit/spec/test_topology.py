@@ -30,8 +30,8 @@ def npu(name: str, role: str, port: int, tp: int, dp: int, hosts: list[str], **m
 def test_the_cpu_example_has_the_ports_it_documents() -> None:
     topology = derive_topology(load_spec(EXAMPLES / "cpu-1p1d.yaml"))
     prefill, decode = topology.engines
-    assert (prefill.url, prefill.side_channel_port) == ("http://127.0.0.1:8100", 36000)
-    assert (decode.url, decode.side_channel_port) == ("http://127.0.0.1:8200", 36001)
+    assert (prefill.url, prefill.side_channel_port) == ("http://127.0.0.1:8100", 28000)
+    assert (decode.url, decode.side_channel_port) == ("http://127.0.0.1:8200", 28001)
     assert topology.proxy.url == "http://127.0.0.1:8000"
     assert topology.metaserver is None
     assert prefill.devices_on("127.0.0.1") == ()
