@@ -4,9 +4,10 @@
     pip install --no-deps -r requirements/bench.lock
     python scripts/bench_handoff.py [--rounds 12]
 
-Our engines and the floor run side by side with one peer after the other and are asked in turn, prompt by prompt, so
-that a slow moment of the machine hits all alike (five engines fit in 16 GB, all seven do not). Every thread of every
-engine gets the same cores (Nixl's workers would pin themselves to the last one).
+Our engines and the floor are asked in turn with one peer after the other, prompt by prompt, so that a slow moment of
+the machine hits all alike (five engines fit in 16 GB, all seven do not). Engines that are not being asked are stopped
+(SIGSTOP): an idle Nixl worker burns a core. Every thread of every engine gets the same cores (Nixl's workers would
+pin themselves to the last one).
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import argparse
 import importlib.util
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +34,8 @@ from tests.e2e.cluster import Cluster, Role, free_ports, running
 
 LENGTHS = (256, 1024, 1900)
 BYTES_PER_BLOCK = 30 * 196_608
+SETTLE_S = 0.5
+"""After going on: what timers of stopped processes have to catch up with is over."""
 
 
 @dataclass
@@ -41,6 +46,22 @@ class System:
     prefill: Role | None
     decode: Role
     params: Callable[[], dict[str, Any]]
+
+    @property
+    def roles(self) -> list[Role]:
+        """Its engines, prefill first."""
+        return [role for role in (self.prefill, self.decode) if role]
+
+    def measure_alone(self, prompt: list[int]) -> float:
+        """As `measure`, of engines that are otherwise stopped."""
+        for role in self.roles:
+            role.signal_all(signal.SIGCONT)
+        try:
+            time.sleep(SETTLE_S)
+            return self.measure(prompt)
+        finally:
+            for role in self.roles:
+                role.signal_all(signal.SIGSTOP)
 
     def measure(self, prompt: list[int]) -> float:
         """Milliseconds from P's answer to D's first token."""
@@ -97,20 +118,24 @@ FLOOR = "copy inside D (floor)"
 
 def roles_of(systems: list[System]) -> list[Role]:
     """Their engines, prefill first."""
-    return [role for system in systems for role in (system.prefill, system.decode) if role]
+    return [role for system in systems for role in system.roles]
 
 
 def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[float]]:
     """Milliseconds per (system, prompt length), one value a round."""
     found: dict[tuple[str, int], list[float]] = {}
+    for role in roles_of(systems):
+        role.signal_all(signal.SIGSTOP)
     for turn in range(-2, rounds):  # two rounds to warm up
         for length in LENGTHS:
             prompt = random.Random(turn * 10_000 + length).choices(range(20, 49_000), k=length)
             for system in systems:
-                value = system.measure(prompt)
+                value = system.measure_alone(prompt)
                 if turn >= 0:
                     found.setdefault((system.name, length), []).append(value)
         print(f"  round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
+    for role in roles_of(systems):
+        role.signal_all(signal.SIGCONT)
     return found
 
 

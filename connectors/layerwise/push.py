@@ -76,10 +76,10 @@ class Push:
         )
 
     def report(self, now: float) -> PushReport:
-        """What was measured, D having answered; `exposed` is the time since the prefill's end."""
-        timings = {"write": self.write_s * 1e3, "push": (now - self.began) * 1e3}
-        if self.computed_at:
-            timings["exposed"] = max(0.0, now - self.computed_at) * 1e3
+        """What was measured, D having answered; `exposed` is the time since the prefill's end, 0 when that is yet
+        to come: the last layer's cache was there while the rest of the step ran."""
+        exposed_s = max(0.0, now - self.computed_at) if self.computed_at else 0.0
+        timings = {"write": self.write_s * 1e3, "push": (now - self.began) * 1e3, "exposed": exposed_s * 1e3}
         return PushReport(self.transfer_id, "pushed", bytes_moved=self.bytes_sent, timings_ms=timings)
 
     def pieces(self, batches: list[Batch], deadline: float) -> list[tuple[str, Pieces]]:

@@ -1,4 +1,4 @@
-"""Engines are started once per module and mode: a machine of 24 GiB holds one set of them and the oracle."""
+"""P and D are started once per module and mode, the oracle once: a machine of 24 GiB holds one set of them beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1500))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def collocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of one engine that prefills and decodes: the oracle."""
     cluster = Cluster(collocated_spec(), tmp_path_factory.mktemp("collocated"))
