@@ -1,4 +1,4 @@
-"""P and D are started once per module and mode, the oracle once: a machine of 24 GiB holds one set of them beside it."""
+"""P and D are started once per module and mode, the oracle once: 24 GiB hold one set of them beside it."""
 
 from __future__ import annotations
 

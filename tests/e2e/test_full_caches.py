@@ -31,9 +31,7 @@ def right(collocated: str) -> list[Outcome]:
     return [ask(collocated, prompt) for prompt in PROMPTS]
 
 
-def test_a_full_prefill_and_a_full_decode_do_not_wait_for_each_other(
-    small: Cluster, right: list[Outcome]
-) -> None:
+def test_a_full_prefill_and_a_full_decode_do_not_wait_for_each_other(small: Cluster, right: list[Outcome]) -> None:
     for expected, found in zip(right, Load(small.proxy.url, PROMPTS, len(PROMPTS)).outcomes(), strict=True):
         assert found.tokens == expected.tokens, f"{len(found.prompt)} tokens: {found.error or found.tokens}"
     assert small["prefill/0"].metrics()["vllm:num_preemptions_total"] > 0, "no prompt was preempted on prefill"
