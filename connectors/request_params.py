@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.wire.params import Params, parse_params
+from connectors.compat import kv_params_of
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request as EngineRequest
@@ -27,8 +28,8 @@ def params_for(
     A request that asks for something this engine cannot read or do is logged and then treated as one that asks for
     nothing, which gives the right text: `otherwise` says what becomes of it.
     """
-    raw = request.kv_transfer_params
-    if not raw or not raw.get(flag):
+    raw = kv_params_of(request)
+    if not raw.get(flag):
         return None
     try:
         params = parse_params(raw)

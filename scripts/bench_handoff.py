@@ -54,14 +54,12 @@ class System:
 
     def measure_alone(self, prompt: list[int]) -> float:
         """As `measure`, of engines that are otherwise stopped."""
-        for role in self.roles:
-            role.signal_all(signal.SIGCONT)
+        signal_all(self.roles, signal.SIGCONT)
         try:
             time.sleep(SETTLE_S)
             return self.measure(prompt)
         finally:
-            for role in self.roles:
-                role.signal_all(signal.SIGSTOP)
+            signal_all(self.roles, signal.SIGSTOP)
 
     def measure(self, prompt: list[int]) -> float:
         """Milliseconds from P's answer to D's first token."""
@@ -121,11 +119,16 @@ def roles_of(systems: list[System]) -> list[Role]:
     return [role for system in systems for role in system.roles]
 
 
+def signal_all(roles: list[Role], number: signal.Signals) -> None:
+    """Send a signal to every process of every role."""
+    for role in roles:
+        role.signal_all(number)
+
+
 def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[float]]:
     """Milliseconds per (system, prompt length), one value a round."""
     found: dict[tuple[str, int], list[float]] = {}
-    for role in roles_of(systems):
-        role.signal_all(signal.SIGSTOP)
+    signal_all(roles_of(systems), signal.SIGSTOP)
     for turn in range(-2, rounds):  # two rounds to warm up
         for length in LENGTHS:
             prompt = random.Random(turn * 10_000 + length).choices(range(20, 49_000), k=length)
@@ -134,8 +137,7 @@ def measure(systems: list[System], rounds: int) -> dict[tuple[str, int], list[fl
                 if turn >= 0:
                     found.setdefault((system.name, length), []).append(value)
         print(f"  round {turn + 1} of {rounds}", file=sys.stderr, flush=True)
-    for role in roles_of(systems):
-        role.signal_all(signal.SIGCONT)
+    signal_all(roles_of(systems), signal.SIGCONT)
     return found
 
 

@@ -218,6 +218,13 @@ class Cluster:
             role.stop()
 
 
+def without_proxy(document: Mapping[str, Any], directory: Path) -> Cluster:
+    """A cluster whose engines are asked directly."""
+    cluster = Cluster(document, directory)
+    del cluster.roles["proxy"]
+    return cluster
+
+
 def tail(log: Path, lines: int = 40) -> str:
     """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

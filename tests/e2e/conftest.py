@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster, collocated_spec, cpu_spec, running
+from tests.e2e.cluster import Cluster, collocated_spec, cpu_spec, running, without_proxy
 
 MODES = ("pull", "layerwise")
 
@@ -21,8 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def collocated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The base URL of one engine that prefills and decodes: the oracle."""
-    cluster = Cluster(collocated_spec(), tmp_path_factory.mktemp("collocated"))
-    del cluster.roles["proxy"]
+    cluster = without_proxy(collocated_spec(), tmp_path_factory.mktemp("collocated"))
     with running(cluster):
         yield cluster["union/0"].url
 

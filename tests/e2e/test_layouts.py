@@ -12,7 +12,7 @@ import pytest
 
 from ascend_pd.embedded.model import default_model_dir, embedded_gguf, prepare_model
 from ascend_pd.progress import Progress
-from tests.e2e.cluster import Cluster, Role, collocated_spec, cpu_spec, running, wait_empty
+from tests.e2e.cluster import Cluster, Role, collocated_spec, cpu_spec, running, wait_empty, without_proxy
 from tests.e2e.load import Outcome, Prompt, ask, handoff_of, prompt_of
 from tests.e2e.tiny_models import make_gqa_model, make_mla_model
 
@@ -47,12 +47,6 @@ def in_one_chunk(document: dict[str, Any]) -> dict[str, Any]:
     for pool in document["spec"]["pools"]:
         pool["maxNumBatchedTokens"] = 1024
     return document
-
-
-def without_proxy(document: dict[str, Any], directory: Path) -> Cluster:
-    cluster = Cluster(document, directory)
-    del cluster.roles["proxy"]
-    return cluster
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,14 @@ def client() -> Iterator[SideChannelClient]:
     opened.close()
 
 
+def workers(tp_size: int) -> tuple[WorkerInfo, ...]:
+    """What an engine with so many ranks publishes."""
+    return tuple(
+        WorkerInfo(tp_rank=rank, pp_rank=0, transport="mooncake/tcp", session="", layout=worker.layout)
+        for rank, worker in enumerate(engine("joined_head_major", tp_size, 4))
+    )
+
+
 def shake(
     client: SideChannelClient, endpoint: EngineEndpoint, fingerprint: Fingerprint = FINGERPRINT, tp: int = 0
 ) -> str:
@@ -115,11 +123,9 @@ def test_a_prefill_with_a_smaller_tp_is_refused_when_the_two_meet(
     endpoint: EngineEndpoint, client: SideChannelClient
 ) -> None:
     """Also where no cluster file was checked before."""
-    two, [one] = [[worker.layout for worker in engine("joined_head_major", tp, 4)] for tp in (2, 1)]
-    infos = [WorkerInfo(tp_rank=r, pp_rank=0, transport="mooncake/tcp", session="", layout=two[r]) for r in (0, 1)]
     reason = "tp-not-multiple: prefill's tensor parallel size 1 is not a multiple of decode's 2"
-    endpoint.publish(tuple(infos))  # the decode engine, with two ranks
-    sinks = SinkDirectory(client, FINGERPRINT, one, "mooncake/tcp")
+    endpoint.publish(workers(2))
+    sinks = SinkDirectory(client, FINGERPRINT, workers(1)[0].layout, "mooncake/tcp")
     with pytest.raises(PairingError, match=reason):
         sinks.sink(endpoint.address, endpoint.ref, 0, 10.0)
 
@@ -127,8 +133,7 @@ def test_a_prefill_with_a_smaller_tp_is_refused_when_the_two_meet(
 def test_a_decode_with_a_larger_tp_is_refused_when_the_two_meet(
     prefill: EngineEndpoint, client: SideChannelClient
 ) -> None:
-    two, [one] = [[worker.layout for worker in engine("joined_head_major", tp, 4)] for tp in (2, 1)]
-    prefill.publish((WorkerInfo(tp_rank=0, pp_rank=0, transport="mooncake/tcp", session="", layout=one),))
-    sources = PeerDirectory(client, FINGERPRINT, two[0], "mooncake/tcp")
+    prefill.publish(workers(1))
+    sources = PeerDirectory(client, FINGERPRINT, workers(2)[0].layout, "mooncake/tcp")
     with pytest.raises(PairingError, match="tp-not-multiple"):
         sources.source(prefill.address, prefill.ref, 10.0)
