@@ -115,7 +115,7 @@ class Journal:
     async def views(self, transfer_id: str = "", limit: int = 100) -> list[dict[str, object]]:
         """The last records, newest first, their phases completed where that is possible."""
         chosen = [r for r in reversed(self._records) if not transfer_id or r.transfer_id == transfer_id][:limit]
-        missing = [r for r in chosen if r.transfer_id and r.prefill_story is None and r.decode_story is None][:50]
+        missing = [r for r in chosen if r.transfer_id and not r.bytes_moved()][:50]
         await asyncio.gather(*(self.fetch_stories(record) for record in missing))
         return [record.view() for record in chosen]
 

@@ -64,7 +64,7 @@ def report_lines(answer: Answer, figures: Measured) -> list[str]:
     """What was measured, for people."""
     return [
         f"prompt tokens     {answer.prompt_tokens}",
-        f"KV cache moved    {figures.kv_bytes / 1e6:.2f} MB in {figures.transfer_ms:.1f} ms",
+        f"KV cache moved    {figures.kv_bytes / 1e6:.2f} MB and {figures.transfer_ms:.1f} ms after the prefill",
         f"in prefill        {figures.prefill_ms:.0f} ms",
         f"to first token    {answer.first_token_ms:.0f} ms, to the last {answer.total_ms:.0f} ms",
     ]

@@ -110,6 +110,13 @@ def test_figures_come_from_the_record_of_this_transfer(proxy: HTTPServer) -> Non
     assert measured("127.0.0.1", proxy.server_port, "t-1") == Measured(4096, 3.0, 3.0)
 
 
+def test_a_push_that_ended_before_its_prefill_is_a_moved_cache(proxy: HTTPServer) -> None:
+    hidden = record(4096)
+    hidden["phases_ms"]["transfer"] = 0.0
+    FakeProxy.records = [hidden]
+    assert measured("127.0.0.1", proxy.server_port, "t-1") == Measured(4096, 3.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("records", "says"), [([], "no record of transfer 't-1'"), ([record(0)], "no KV cache was moved")]
 )
