@@ -16,7 +16,7 @@ from connectors.settings import ConnectorSettings
 from connectors.transport import Placement, create
 from connectors.transport.base import Transport
 from connectors.transport.faulty import FaultyTransport
-from connectors.transport.stage_service import StageService
+from connectors.transport.worker_service import WorkerService
 
 
 class Rank:
@@ -31,7 +31,7 @@ class Rank:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._layout: KVLayout | None = None
-        self._stage: StageService | None = None
+        self._service: WorkerService | None = None
         self.device = create_device(settings.config.hardware)
         self.device.bind_thread()
         self.transport: Transport = create(settings.config, Placement(settings.role, self.device.index))
@@ -54,21 +54,26 @@ class Rank:
         tensors = (tensor for cache in kv_caches.values() for tensor in tensors_of(cache))
         self.transport.register(self.device.adopt(tensors))
 
-    def serve_stages(self) -> None:
-        """Gather small pieces for peers that ask: called once, after `register`, where peers read from here.
+    def serve_peers(self, *, staging_bytes: int) -> None:
+        """Gather small pieces and add up what was moved, for peers that ask: called once, after `register`, where
+        peers read from here or write to.
+
+        Args:
+            staging_bytes: per peer, 0 where nothing is staged for it.
 
         Raises:
             OperatorError: the host's address cannot be listened on.
         """
         config = self._settings.config
-        if config.staging_bytes:
-            self._stage = StageService(
+        if staging_bytes or config.checksum:
+            self._service = WorkerService(
                 self.device,
                 self.transport,
                 self.info.layout,
                 host=config.host,
                 secret=self._settings.secret,
-                staging_bytes=config.staging_bytes,
+                staging_bytes=staging_bytes,
+                checksums=config.checksum,
                 idle_s=2 * config.max_hold_seconds,
             )
 
@@ -82,18 +87,21 @@ class Rank:
         layout = self._layout
         if layout is None:
             raise LocalProtocolError("register_kv_caches comes first")
+        service = self._service
         return WorkerInfo(
             tp_rank=layout.tp_rank,
             pp_rank=layout.pp_rank,
             transport=self.transport.name,
             session=self.transport.session,
-            stage_port=self._stage.port if self._stage else 0,
-            stage_life=self._stage.life if self._stage else "",
+            service_port=service.port if service else 0,
+            service_life=service.life if service else "",
+            stages=service is not None and service.stages,
+            checksums=service is not None and service.checksums,
             layout=layout,
         )
 
     def close(self) -> None:
-        """Close the endpoint and the staging service. Safe to repeat."""
-        if self._stage:
-            self._stage.close()
+        """Close the endpoint and the service for peers. Safe to repeat."""
+        if self._service:
+            self._service.close()
         self.transport.close()

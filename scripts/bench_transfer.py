@@ -44,7 +44,7 @@ from connectors.sidechannel.client import SideChannelClient  # noqa: E402
 from connectors.transport.mooncake import MooncakeTransport  # noqa: E402
 from connectors.transport.mover import Mover  # noqa: E402
 from connectors.transport.stage_peer import StagedRequest  # noqa: E402
-from connectors.transport.stage_service import StageService  # noqa: E402
+from connectors.transport.worker_service import WorkerService  # noqa: E402
 
 TOTAL = 64 << 20
 MAX_BATCH = 1024
@@ -129,7 +129,7 @@ class Worker:
         self.base = cache.range.address
         self.transport.register([cache.range])
         self.layout = shape.layout(self.base, self.tp)
-        self.service = StageService(
+        self.service = WorkerService(
             self.device,
             self.transport,
             self.layout,
@@ -146,8 +146,9 @@ class Worker:
             pp_rank=0,
             transport=self.transport.name,
             session=self.transport.session,
-            stage_port=self.service.port,
-            stage_life=self.service.life,
+            service_port=self.service.port,
+            service_life=self.service.life,
+            stages=self.service.stages,
             layout=self.layout,
         )
 

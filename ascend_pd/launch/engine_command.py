@@ -51,6 +51,7 @@ def _extra_config(
         "transfer_seconds": connector.transfer_seconds,
         "quarantine_seconds": connector.quarantine_seconds,
         "staging_bytes": connector.staging_bytes,
+        "checksum": connector.checksum,
     }
     if connector.secret_file:
         config["secret_file"] = connector.secret_file

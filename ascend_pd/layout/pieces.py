@@ -58,6 +58,10 @@ class Tiles:
         """Bytes moved in all."""
         return len(self) * self.count * self.length
 
+    def reversed(self) -> Tiles:
+        """The copies back."""
+        return Tiles(self.sink, self.source, self.length, self.count, self.sink_step, self.source_step)
+
     def pieces(self) -> Pieces:
         """The same copies one by one."""
         step = np.arange(self.count, dtype=np.int64)

@@ -104,7 +104,7 @@ def split(
         if not small.all():
             direct += [repeat(lanes, source[~small], sink[~small]) for lanes in strand.lanes(chosen)]
         if small.any():
-            staged += _batches(index, strand, strand.regions(chosen), units[small], efficiency.slot_bytes)
+            staged += rectangles(index, strand, strand.regions(chosen), units[small], efficiency.slot_bytes)
     return Split(join(direct), tuple(staged))
 
 
@@ -139,8 +139,8 @@ def _small_units(
     return small
 
 
-def _batches(index: int, strand: Strand, regions: Ints, units: Ints, slot_bytes: int) -> Iterator[Cells]:
-    """Rectangles of regions x units, each at most a slot, whole regions where they fit."""
+def rectangles(index: int, strand: Strand, regions: Ints, units: Ints, slot_bytes: int) -> Iterator[Cells]:
+    """Batches of regions x units of strand number `index`, each at most a slot, whole regions where they fit."""
     room = slot_bytes // strand.cell_bytes
     if strand.layers_touch and room >= regions.size:
         units_at_once, regions_at_once = room // regions.size, regions.size

@@ -156,6 +156,9 @@ class ConnectorSpec(_Strict):
     load_failure_policy: Literal["fail", "recompute"] = "fail"
     staging_bytes: Bytes = 64 << 20
     """Memory per worker and peer in which small pieces travel packed; 0 moves each by itself."""
+    checksum: bool = False
+    """Compare the bytes on both ends of every transfer, at the price of one more pass over them on each; a difference
+    is a failed transfer. For hunting corruption."""
     memfabric_store: str | None = None
     """`tcp://host:port` of MemFabric's configuration store."""
     closed_network: bool = False

@@ -33,6 +33,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Layer-wise P: finished blocks without a reservation that may be kept; 0 means a quarter of the pool."""
     staging_bytes: int = 64 << 20
     """Staging memory per peer."""
+    checksum: bool = False
+    """Compare what was received with what was sent; both sides must say the same."""
     peer_tp_size: int = 0
     """When the operator names the other side's TP, a difference is an error; 0 means learn it."""
     memfabric_store: str = ""

@@ -36,10 +36,14 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`mooncake/tcp`, `mooncake/ascend`, `memfabric/device_sdma`, …: both ends must be equal."""
     session: str
     """The name under which the transport's peers reach this worker; new after each fence."""
-    stage_port: int = 0
-    """Where this worker takes Stage messages; 0 when it stages nothing."""
-    stage_life: str = ""
+    service_port: int = 0
+    """Where this worker takes Stage and Checksum messages; 0 when it does neither."""
+    service_life: str = ""
     """Names this life of the service there: a nonce."""
+    stages: bool = False
+    """It takes Stage messages."""
+    checksums: bool = False
+    """It takes Checksum messages."""
     layout: KVLayout
 
 
@@ -208,13 +212,39 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The receiver's blocks of the request, per KV cache group."""
 
 
-Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask | StageOpen | Stage
-Reply = HelloReply | Answer | Story | StageReady
+class Checksum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="checksum"):
+    """Active rank → passive rank: what does this batch of your cache add up to, now that it was moved?"""
+
+    life: str
+    """The receiver's, from its `WorkerInfo`."""
+    layout: KVLayout
+    """The caller's: both ends derive addresses from the same plan."""
+    push: bool
+    """The caller is the source."""
+    choice: int
+    """Which of the plan's equally good choices of senders."""
+    cells: Cells
+    block_ids: tuple[tuple[int, ...], ...]
+    """The receiver's blocks of the request, per KV cache group."""
+
+
+class ChecksumReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="checksum_reply"):
+    """The reply to Checksum: CRC-32 of the batch's bytes, cell after cell."""
+
+    crc32: int
+
+
+Request = Hello | Done | Renew | Release | Claim | Pushed | Abort | Ask | StageOpen | Stage | Checksum
+Reply = HelloReply | Answer | Story | StageReady | ChecksumReply
+
+
+REPLY_TYPES: dict[type, type] = {Hello: HelloReply, Ask: Story, StageOpen: StageReady, Checksum: ChecksumReply}
+"""Requests that are answered by more than an `Answer`."""
 
 
 def may_answer(request: Request, reply: Reply) -> bool:
     """Whether this type of reply belongs to this type of request; an `Answer` may refuse any request."""
     if isinstance(reply, Answer):
         return True
-    expected = {Hello: HelloReply, Ask: Story, StageOpen: StageReady}.get(type(request))
+    expected = REPLY_TYPES.get(type(request))
     return expected is not None and isinstance(reply, expected)

@@ -64,6 +64,11 @@ class Device(Protocol):
         """Staging memory of `size` bytes, aligned for registration. Raises OperatorError when there is none."""
         ...
 
+    def fetch(self, memory: MemoryRange) -> memoryview:
+        """The bytes of a part of an own buffer, in the host's memory; on CPU a view of it, elsewhere a copy. What
+        was copied there before must be done."""
+        ...
+
     def record(self) -> Event:
         """The point that the compute stream of the calling thread has reached. Called right after a layer's cache
         was written: the cache may be read by others once the event is done."""

@@ -123,6 +123,14 @@ class NpuDevice:
         self._remember([region])
         return Buffer(region.range, owner)
 
+    def fetch(self, memory: MemoryRange) -> memoryview:
+        with self._lock:
+            regions = list(self._regions)
+        region = regions[int(_place(regions, np.array([memory.address]), np.array([memory.length]))[0])]
+        start = memory.address - region.range.address
+        with torch.npu.stream(self._side):
+            return memoryview(region.flat[start : start + memory.length].cpu().numpy())
+
     def record(self) -> Event:
         point = torch.npu.Event()
         point.record(torch.npu.current_stream())

@@ -21,14 +21,21 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from ascend_pd.errors import OperatorError
-from ascend_pd.wire.messages import Request
+from ascend_pd.wire.messages import REPLY_TYPES, Request
 
 FAULTS_VARIABLE = "ASCEND_PD_FAULTS"
-REPLY_TAGS = {"hello": "hello_reply", "ask": "story", "stage_open": "stage_ready"}
+
+
+def _tag(message: Any) -> str:
+    return str(message.__struct_config__.tag)
+
+
+REPLY_TAGS = {_tag(request): _tag(reply) for request, reply in REPLY_TYPES.items()}
 """What answers a request, unless it is refused; all others are answered with `answer`."""
-_TAGS = tuple(str(message.__struct_config__.tag) for message in Request.__args__)
+_TAGS = tuple(map(_tag, Request.__args__))
 KINDS = frozenset((*_TAGS, *(f"{tag}.reply" for tag in _TAGS), *REPLY_TAGS.values(), "answer"))
 _REPEAT_AFTER_S = 0.05
 _ALWAYS = 1 << 30

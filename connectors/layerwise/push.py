@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -9,12 +10,13 @@ from ascend_pd.errors import LocalProtocolError, TransferError
 from ascend_pd.layout.pieces import Pieces, join
 from ascend_pd.layout.plan import salt_of
 from ascend_pd.wire.identity import EngineRef
-from ascend_pd.wire.messages import Claim, Pushed
+from ascend_pd.wire.messages import Claim, Pushed, WorkerInfo
 from ascend_pd.wire.params import Reservation
 from connectors.handshake import Address
 from connectors.layerwise.metadata import PushBegin, PushReport
-from connectors.layerwise.peers import Sink
 from connectors.layerwise.progress import Batch, PushProgress
+from connectors.peers import Peer
+from connectors.transport.stage_peer import StagedRequest
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class Push:
     block_ids: list[list[int]] = field(default_factory=list)
     wait: Future[Reservation] | None = None
     reservation: Reservation | None = None
-    sink: Sink | None = None
+    sink: Peer | None = None
     pumping: bool = False
     sealed: bool = False
     bytes_sent: int = 0
@@ -106,5 +108,15 @@ class Push:
                 layers=batch.layers,
             )
             for worker, pieces in planned.items():
-                by_session.setdefault(sink.sessions[worker], []).append(pieces)
+                by_session.setdefault(sink.workers[worker].session, []).append(pieces)
         return [(session, join(parts)) for session, parts in by_session.items()]
+
+    def requests(self) -> Iterator[tuple[WorkerInfo, StagedRequest]]:
+        """What moves to each of D's workers, as the end that moves it names it to the other."""
+        if self.sink is not None:
+            salt = salt_of(self.transfer_id)
+            for worker, pair in self.sink.plan.pairs(salt).items():
+                yield (
+                    self.sink.workers[worker],
+                    StagedRequest(pair, salt, self.block_ids, self.reserved.block_ids),
+                )

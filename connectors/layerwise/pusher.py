@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from ascend_pd.errors import AscendPdError, LocalProtocolError, TransferError
+from ascend_pd.layout.description import KVLayout
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Reply, Verdict
 from ascend_pd.wire.params import Reservation
@@ -35,13 +36,15 @@ from connectors.handoff.source import SourceLedger, SourceLimits
 from connectors.handshake import Address
 from connectors.lanes import Lanes
 from connectors.layerwise.metadata import LayerwiseMetadata, PushBegin, PushChunk, PushReport
-from connectors.layerwise.peers import SinkDirectory
 from connectors.layerwise.progress import Batch, PushProgress
 from connectors.layerwise.push import Push
+from connectors.layerwise.writer import Writer
+from connectors.peers import PeerDirectory
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.sidechannel.rendezvous import RendezvousClient
 from connectors.transport.base import Transport
+from connectors.transport.checksum import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +63,12 @@ class Pusher:
         settings: ConnectorSettings,
         device: Device,
         transport: Transport,
-        sinks: SinkDirectory,
+        sinks: PeerDirectory,
         client: SideChannelClient,
         rendezvous: RendezvousClient,
         *,
-        rank: int,
+        layout: KVLayout,
         num_ranks: int,
-        layers: Sequence[int],
     ) -> None:
         config = settings.config
         self._device = device
@@ -74,9 +76,11 @@ class Pusher:
         self._sinks = sinks
         self._client = client
         self._rendezvous = rendezvous
-        self._rank = rank
+        self._rank = layout.worker
         self._num_ranks = num_ranks
-        self._layers = tuple(layers)
+        self._layers = tuple(sorted({region.layer for region in layout.regions}))
+        verifier = Verifier(device, client, layout, push=True) if config.checksum else None
+        self._writer = Writer(transport, verifier)
         self._patience_s = config.transfer_seconds
         self._limits = SourceLimits(
             lease_s=config.lease_seconds,
@@ -96,9 +100,9 @@ class Pusher:
         self._reports: list[PushReport] = []
         self._unsound = ""
         self._closing = False
-        self._lanes = Lanes(f"push-r{rank}", device.bind_thread)
+        self._lanes = Lanes(f"push-r{layout.worker}", device.bind_thread)
         self._driver: LedgerDriver[SourceAction] = LedgerDriver(
-            f"push-clock-r{rank}", self._perform, device.bind_thread
+            f"push-clock-r{layout.worker}", self._perform, device.bind_thread
         )
         """Its lock guards everything above."""
 
@@ -254,7 +258,7 @@ class Pusher:
         engine = EngineRef(reservation.sink_engine_id, reservation.sink_epoch)
         claim = push.claim(self._engine, self._num_ranks, self._side_address)
         try:
-            sink = self._sinks.sink(push.address, engine, reservation.endpoints, _HANDSHAKE_S)
+            sink = self._sinks.peer(push.address, engine, _HANDSHAKE_S, reservation.endpoints)
             answer = self._client.request(push.address, claim, _ANSWER_S)
         except AscendPdError as error:
             self._turn_down(push, engine, str(error))
@@ -297,9 +301,7 @@ class Pusher:
         started = time.monotonic()
         failed = partial(self._book.write_failed, push.transfer_id)
         try:
-            for session, pieces in push.pieces(batches, deadline):
-                self._transport.write(session, pieces, deadline, via)
-                push.bytes_sent += pieces.num_bytes
+            self._writer.write(push, batches, deadline, via)
         except TransferError as error:
             self._sinks.forget(push.address)
             self._driver.tell(partial(failed, f"writing to decode failed: {error}", quiesced=error.quiesced))

@@ -12,8 +12,8 @@ from ascend_pd.errors import AscendPdError
 from ascend_pd.wire.identity import Fingerprint
 from connectors.device.kv_layout import layer_index
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata, LayerwiseReport
-from connectors.layerwise.peers import SinkDirectory
 from connectors.layerwise.pusher import Pusher
+from connectors.peers import PeerDirectory
 from connectors.rank import Rank
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
@@ -60,6 +60,8 @@ class LayerwiseWorker:
             OperatorError: a cache that cannot be transferred.
         """
         self.rank.register(kv_caches)
+        if self._settings.is_consumer:
+            self.rank.serve_peers(staging_bytes=0)
         if self._settings.is_producer:
             self._pusher = self._make_pusher()
 
@@ -122,7 +124,9 @@ class LayerwiseWorker:
         client = SideChannelClient(settings.secret, name, faults=settings.faults)
         rendezvous = RendezvousClient(settings.secret, name)
         self._clients = [client, rendezvous]
-        sinks = SinkDirectory(client, self._fingerprint, layout, rank.transport.name, settings.config.peer_tp_size)
+        sinks = PeerDirectory(
+            client, self._fingerprint, layout, rank.transport.name, settings.config.peer_tp_size, push=True
+        )
         return Pusher(
             settings,
             rank.device,
@@ -130,9 +134,8 @@ class LayerwiseWorker:
             sinks,
             client,
             rendezvous,
-            rank=layout.worker,
+            layout=layout,
             num_ranks=settings.tp_size,
-            layers=sorted({region.layer for region in layout.regions}),
         )
 
     def _begin_fence(self, generation: int) -> None:

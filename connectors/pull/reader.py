@@ -34,11 +34,12 @@ from connectors.handoff.actions import (
 from connectors.handoff.sink import SinkLedger, SinkLimits
 from connectors.handshake import Address
 from connectors.lanes import Lanes
+from connectors.peers import Peer, PeerDirectory
 from connectors.pull.metadata import LoadReport, PullLoad
-from connectors.pull.peers import PeerDirectory, Source
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.base import Transport
+from connectors.transport.checksum import Verifier
 from connectors.transport.mover import Mover
 from connectors.transport.stage_peer import StagedRequest
 
@@ -142,6 +143,7 @@ class Reader:
             push=False,
             staging_bytes=config.staging_bytes,
         )
+        self._verifier = Verifier(device, client, layout, push=False) if config.checksum else None
         self._lanes = Lanes(f"pull-r{layout.tp_rank}", device.bind_thread)
         self._driver: LedgerDriver[SinkAction] = LedgerDriver(
             f"pull-clock-r{layout.tp_rank}", self._perform, device.bind_thread
@@ -195,7 +197,7 @@ class Reader:
 
     def _run(self, load: _Load) -> None:
         try:
-            source = self._peers.source(
+            source = self._peers.peer(
                 load.address, load.source, min(_HANDSHAKE_S, load.deadline - time.monotonic())
             )
             load.shaken = time.monotonic()
@@ -217,12 +219,14 @@ class Reader:
                 self._reading.pop(load.transfer_id, None)
                 self._driver.changed.notify_all()
 
-    def _read(self, load: _Load, source: Source, requests: dict[int, StagedRequest], via: str) -> None:
+    def _read(self, load: _Load, source: Peer, requests: dict[int, StagedRequest], via: str) -> None:
         left = len(requests)
         host, tokens = load.address[0], load.tokens
         try:
             for worker, request in requests.items():
                 moved = self._mover.move(host, source.workers[worker], request, tokens, load.deadline, via)
+                if self._verifier is not None:
+                    self._verifier.verify(host, source.workers[worker], request, tokens, load.deadline)
                 left -= 1
                 load.num_bytes += moved
                 load.read = time.monotonic()
@@ -361,7 +365,7 @@ class Reader:
         self._name_failed(order)
 
 
-def _requests(load: _Load, source: Source) -> dict[int, StagedRequest]:
+def _requests(load: _Load, source: Peer) -> dict[int, StagedRequest]:
     """What to read of each of the prefill engine's workers.
 
     Raises:

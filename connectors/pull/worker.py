@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ascend_pd.wire.identity import Fingerprint
+from connectors.peers import PeerDirectory
 from connectors.pull.metadata import PullMetadata
-from connectors.pull.peers import PeerDirectory
 from connectors.pull.reader import LoadResults, Reader
 from connectors.rank import Rank
 from connectors.settings import ConnectorSettings
@@ -38,7 +38,7 @@ class PullWorker:
         """
         self.rank.register(kv_caches)
         if self._settings.is_producer:
-            self.rank.serve_stages()
+            self.rank.serve_peers(staging_bytes=self._settings.config.staging_bytes)
         if not self._settings.is_consumer:
             return
         settings, layout, transport = self._settings, self.rank.info.layout, self.rank.transport
@@ -46,7 +46,7 @@ class PullWorker:
             settings.secret, f"{settings.engine_id}/r{layout.tp_rank}", faults=settings.faults
         )
         peers = PeerDirectory(
-            self._client, self._fingerprint, layout, transport.name, settings.config.peer_tp_size
+            self._client, self._fingerprint, layout, transport.name, settings.config.peer_tp_size, push=False
         )
         self._reader = Reader(
             settings,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ascend_pd.errors import TransferError
 from ascend_pd.layout.pieces import Pieces
-from connectors.handoff.faults import FaultInjector
+from connectors.handoff.faults import FaultInjector, TransferFault
 from connectors.transport.base import MemoryRange, Transport, nobody
 
 
@@ -38,10 +38,24 @@ class FaultyTransport:
         self._inner.register(ranges)
 
     def read(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
-        self._move(lambda: self._inner.read(peer, pieces, deadline, via), pieces.sink)
+        fault = self._begin()
+        self._inner.read(peer, pieces, deadline, via)
+        if fault.corrupt:
+            _flip(pieces.sink)
+        _end(fault)
 
     def write(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
-        self._move(lambda: self._inner.write(peer, pieces, deadline, via), pieces.source)
+        fault = self._begin()
+        if not fault.corrupt:
+            self._inner.write(peer, pieces, deadline, via)
+        else:
+            # Wrong on the wire alone: this engine's own cache is right before and after.
+            _flip(pieces.source)
+            try:
+                self._inner.write(peer, pieces, deadline, via)
+            finally:
+                _flip(pieces.source)
+        _end(fault)
 
     def probe(self, peer: str) -> bool:
         return self._inner.probe(peer)
@@ -52,13 +66,18 @@ class FaultyTransport:
     def close(self) -> None:
         self._inner.close()
 
-    def _move(self, move: Callable[[], None], here: NDArray[np.int64]) -> None:
+    def _begin(self) -> TransferFault:
         fault = self._faults.on_transfer()
         if fault.stall_s:
             time.sleep(fault.stall_s)
-        move()
-        if fault.corrupt and here.size:
-            byte = ctypes.c_ubyte.from_address(int(here[here.size // 2]))
-            byte.value ^= 0xFF
-        if fault.fail:
-            raise TransferError("a fault was injected", quiesced=False)
+        return fault
+
+
+def _flip(here: NDArray[np.int64]) -> None:
+    if here.size:
+        ctypes.c_ubyte.from_address(int(here[here.size // 2])).value ^= 0xFF
+
+
+def _end(fault: TransferFault) -> None:
+    if fault.fail:
+        raise TransferError("a fault was injected", quiesced=False)

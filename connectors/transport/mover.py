@@ -98,14 +98,14 @@ class Mover:
         self._pipeline.close()
 
     def _stage(self, host: str, worker: WorkerInfo) -> StagePeer | None:
-        if not worker.stage_port or not self._pool.num_slots:
+        if not worker.stages or not self._pool.num_slots:
             return None
-        key = worker.stage_life
+        key = worker.service_life
         with self._lock:
             stage = self._peers.get(key)
             if stage is None:
                 stage = self._peers[key] = StagePeer(
-                    self._client, (host, worker.stage_port), key, self._me, self._layout, push=self._push
+                    self._client, (host, worker.service_port), key, self._me, self._layout, push=self._push
                 )
                 while len(self._peers) > MAX_PEERS:
                     self._peers.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The active end of two-sided staging: makes batches whose other half a peer's `StageService` does.
+"""The active end of two-sided staging: makes batches whose other half a peer's `WorkerService` does.
 
 Reading, the peer is asked for one batch more than is being read, so that its gather overlaps with the wire.
 Writing, a slot of the peer is written again only after the peer has scattered what it held.
@@ -40,8 +40,8 @@ class StagePeer:
     """One peer worker, in one direction. One transfer at a time: hold `lock` from `open` to the end of it.
 
     Args:
-        address: the peer's host and `WorkerInfo.stage_port`.
-        life: the peer's `WorkerInfo.stage_life`.
+        address: the peer's host and `WorkerInfo.service_port`.
+        life: the peer's `WorkerInfo.service_life`.
         me, layout: this worker.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,14 +107,28 @@ def tp_cluster(
     gqa_oracle: list[Outcome],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """One prefill pool with TP 2 that serves decode pools with TP 1 and TP 2."""
-    document = cpu_spec(request.param, **model_at(gqa))
+    """One prefill pool with TP 2 that serves decode pools with TP 1 and TP 2, every transfer compared on both ends.
+
+    The first read of `decode/0` (pull), or the first write of each rank of prefill, gets one byte wrong on the wire.
+    """
+    document = cpu_spec(request.param, connector={"checksum": True}, **model_at(gqa))
     prefill, decode = document["spec"]["pools"]
     other = dict(decode, name="decode2", port=decode["port"] + 1000, parallel={"tp": 2})
     document["spec"]["pools"] = [dict(prefill, parallel={"tp": 2}), decode, other]
     cluster = without_proxy(document, tmp_path_factory.mktemp(f"tp-{request.param}"))
+    who_moves = "decode/0" if request.param == "pull" else "prefill/0"
+    cluster[who_moves].env = {"ASCEND_PD_FAULTS": "corrupt-byte:1"}
     with running(cluster):
+        damaged = through(cluster, cluster["decode/0"], prompt_of(300, 4))
+        assert not damaged.answered, "nobody saw the wrong byte"
         yield cluster
+
+
+def test_a_byte_changed_on_the_wire_is_seen_and_named(tp_cluster: Cluster) -> None:
+    logs = "".join(tp_cluster[name].log.read_text(errors="replace") for name in ("prefill/0", "decode/0"))
+    assert re.search(r"checksum: layers \d+-\d+ of tokens 0-\d+ are not received as they were sent", logs)
+    for role in ("prefill/0", "decode/0"):
+        wait_empty(tp_cluster[role], 15.0)
 
 
 @pytest.mark.parametrize("decode", ["decode/0", "decode2/0"])

@@ -17,7 +17,7 @@ from ascend_pd.wire.environment import mooncake_environment
 from ascend_pd.wire.messages import WorkerInfo
 from connectors.device.cpu import CpuDevice
 from connectors.transport.mooncake import MooncakeTransport
-from connectors.transport.stage_service import StageService
+from connectors.transport.worker_service import WorkerService
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, BLOCKS, BLOCK_SIZE, TOKEN_BYTES, KV_HEADS = 4, 24, 16, 64, 8
@@ -63,7 +63,7 @@ class StagedWorker:
         self.cache = cache.owner[start : start + cache.range.length].reshape(LAYERS, BLOCKS, heads, SLAB)
         self.transport.register([cache.range])
         self.layout = layout(cache.range.address, tp_size, tp_rank)
-        self.service = StageService(
+        self.service = WorkerService(
             self.device,
             self.transport,
             self.layout,
@@ -80,8 +80,9 @@ class StagedWorker:
             pp_rank=0,
             transport=self.transport.name,
             session=self.transport.session,
-            stage_port=self.service.port,
-            stage_life=self.service.life,
+            service_port=self.service.port,
+            service_life=self.service.life,
+            stages=self.service.stages,
             layout=self.layout,
         )
 

@@ -13,8 +13,8 @@ import pytest
 from ascend_pd.wire.connector_config import ConnectorConfig
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.params import PullHandoff
+from connectors.peers import PeerDirectory
 from connectors.pull.metadata import PullLoad
-from connectors.pull.peers import PeerDirectory
 from connectors.pull.reader import LoadResults, Reader
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
@@ -49,7 +49,7 @@ class Decode:
             block_size=BLOCK_SIZE,
             secret=SECRET,
         )
-        peers = PeerDirectory(self.client, FINGERPRINT, self.worker.layout, self.worker.transport.name)
+        peers = PeerDirectory(self.client, FINGERPRINT, self.worker.layout, self.worker.transport.name, push=False)
         self.reader = Reader(
             settings,
             self.worker.device,

@@ -17,8 +17,8 @@ import torch
 
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.params import PullHandoff, parse_params
+from connectors.peers import PeerDirectory
 from connectors.pull.metadata import PullLoad
-from connectors.pull.peers import PeerDirectory
 from connectors.pull.reader import LoadResults, Reader
 from connectors.sidechannel.client import SideChannelClient
 from tests.engine.kv_fixture import BLOCK_SIZE, FINGERPRINT, Cache, make_cache, make_content, settings
@@ -77,7 +77,7 @@ class Sink:
         own = settings("decode", faults=faults, recompute=recompute)
         self.cache: Cache = make_cache(None, own.faults)
         self.client = SideChannelClient(b"", "decode", faults=own.faults)
-        peers = PeerDirectory(self.client, FINGERPRINT, self.cache.layout, self.cache.transport.name)
+        peers = PeerDirectory(self.client, FINGERPRINT, self.cache.layout, self.cache.transport.name, push=False)
         self.reader = Reader(
             own,
             self.cache.device,

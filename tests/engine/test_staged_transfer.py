@@ -151,7 +151,7 @@ def test_without_staging_memory_on_one_end_everything_arrives_all_the_same(
 
 def test_a_former_life_of_the_peer_is_not_staged_with(both: Pair) -> None:
     opening = StageOpen(life="a former one", caller="a test", layout=both.worker.layout, push=both.push)
-    answer = both.client.request(("127.0.0.1", both.peer.info.stage_port), opening, 5.0)
+    answer = both.client.request(("127.0.0.1", both.peer.info.service_port), opening, 5.0)
     assert isinstance(answer, Answer) and answer.verdict is Verdict.EPOCH
 
 
@@ -166,8 +166,10 @@ def test_after_the_peers_fence_slots_are_asked_for_anew(both: Pair) -> None:
 
 def test_a_batch_is_carried_out_once_and_a_late_one_never(both: Pair) -> None:
     """A repeated message changes nothing; one that arrives after its successor could overwrite it."""
-    address = ("127.0.0.1", both.peer.info.stage_port)
-    opening = StageOpen(life=both.peer.info.stage_life, caller="a test", layout=both.worker.layout, push=both.push)
+    address = ("127.0.0.1", both.peer.info.service_port)
+    opening = StageOpen(
+        life=both.peer.info.service_life, caller="a test", layout=both.worker.layout, push=both.push
+    )
     ready = both.client.request(address, opening, 5.0)
     assert isinstance(ready, StageReady)
 
@@ -195,8 +197,10 @@ def test_a_batch_is_carried_out_once_and_a_late_one_never(both: Pair) -> None:
 
 
 def test_blocks_that_do_not_exist_are_refused(both: Pair) -> None:
-    address = ("127.0.0.1", both.peer.info.stage_port)
-    opening = StageOpen(life=both.peer.info.stage_life, caller="a test", layout=both.worker.layout, push=both.push)
+    address = ("127.0.0.1", both.peer.info.service_port)
+    opening = StageOpen(
+        life=both.peer.info.service_life, caller="a test", layout=both.worker.layout, push=both.push
+    )
     ready = both.client.request(address, opening, 5.0)
     assert isinstance(ready, StageReady)
     message = Stage(

@@ -17,6 +17,8 @@ from ascend_pd.wire.messages import (
     Abort,
     Answer,
     Ask,
+    Checksum,
+    ChecksumReply,
     Claim,
     Done,
     Hello,
@@ -69,8 +71,10 @@ WORKER = WorkerInfo(
     pp_rank=0,
     transport="mooncake/tcp",
     session="127.0.0.1:15001",
-    stage_port=36100,
-    stage_life="c3d4",
+    service_port=36100,
+    service_life="c3d4",
+    stages=True,
+    checksums=True,
     layout=LAYOUT,
 )
 
@@ -108,6 +112,14 @@ REQUESTS: tuple[Request, ...] = (
         cells=Cells(strand=0, regions=(0, 1), units=((0, 4), (9, 1))),
         block_ids=((3, 2, 7),),
     ),
+    Checksum(
+        life="c3d4",
+        layout=LAYOUT,
+        push=True,
+        choice=1,
+        cells=Cells(strand=0, regions=(0,), units=((0, 4),)),
+        block_ids=((3, 2, 7),),
+    ),
 )
 REPLIES: tuple[Reply, ...] = (
     HelloReply(
@@ -122,6 +134,7 @@ REPLIES: tuple[Reply, ...] = (
     Answer(verdict=Verdict.GONE, reason="expired", lease_seconds=30.0, drained=True),
     Story(known=True, state="HELD", reason="", timings_ms={"transfer": 12.5}, bytes_moved=4096),
     StageReady(token="a1b2", slots=(1 << 40, (1 << 40) + 4096), slot_bytes=4096),
+    ChecksumReply(crc32=0xCBF43926),
 )
 
 

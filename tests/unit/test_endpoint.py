@@ -13,8 +13,7 @@ from ascend_pd.wire.identity import Fingerprint
 from ascend_pd.wire.messages import Answer, Reply, Request, Verdict, WorkerInfo
 from connectors.endpoint import EngineEndpoint
 from connectors.handshake import shake_hands
-from connectors.layerwise.peers import SinkDirectory
-from connectors.pull.peers import PeerDirectory
+from connectors.peers import PeerDirectory
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from tests.unit.layout.caches import engine
@@ -125,15 +124,15 @@ def test_a_prefill_with_a_smaller_tp_is_refused_when_the_two_meet(
     """Also where no cluster file was checked before."""
     reason = "tp-not-multiple: prefill's tensor parallel size 1 is not a multiple of decode's 2"
     endpoint.publish(workers(2))
-    sinks = SinkDirectory(client, FINGERPRINT, workers(1)[0].layout, "mooncake/tcp")
+    sinks = PeerDirectory(client, FINGERPRINT, workers(1)[0].layout, "mooncake/tcp", push=True)
     with pytest.raises(PairingError, match=reason):
-        sinks.sink(endpoint.address, endpoint.ref, 0, 10.0)
+        sinks.peer(endpoint.address, endpoint.ref, 10.0)
 
 
 def test_a_decode_with_a_larger_tp_is_refused_when_the_two_meet(
     prefill: EngineEndpoint, client: SideChannelClient
 ) -> None:
     prefill.publish(workers(1))
-    sources = PeerDirectory(client, FINGERPRINT, workers(2)[0].layout, "mooncake/tcp")
+    sources = PeerDirectory(client, FINGERPRINT, workers(2)[0].layout, "mooncake/tcp", push=False)
     with pytest.raises(PairingError, match="tp-not-multiple"):
-        sources.source(prefill.address, prefill.ref, 10.0)
+        sources.peer(prefill.address, prefill.ref, 10.0)

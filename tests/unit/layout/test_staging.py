@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ascend_pd.errors import RemoteProtocolError
+from ascend_pd.layout.digest import batches, packed
 from ascend_pd.layout.pieces import Pieces, Tiles
 from ascend_pd.layout.plan import PairPlan, pull_plan
 from ascend_pd.layout.staging import (
@@ -115,6 +116,58 @@ def test_staged_and_direct_copies_together_equal_the_reference(
             parts = split(pair, *lists, first, end, staging=staging, efficiency=efficiency)
             carry_out(pair, parts, staging, transfer["ids"], by_worker(sources)[peer], sink, slot_bytes)
     expect(sinks, transfer["ids"][1], content, first, end)
+
+
+def in_slots(
+    pair: PairPlan, parts: tuple[Cells, ...], ids: list[int], worker: Worker, *, of_source: bool
+) -> bytes:
+    """What one end adds up."""
+    found = b""
+    for cells in parts:
+        slot = Slot(SOURCE_SLOT, size_of(pair, cells))
+        for tiles in packed(pair, cells, [ids], SOURCE_SLOT, of_source=of_source):
+            move(tiles.pieces(), [worker], [slot])
+        assert (slot.written[:-8] == 1).all() and not slot.written[-8:].any()
+        found += slot.memory[:-8].tobytes()
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(transfers(), st.integers(32, 600), st.data())
+def test_both_ends_add_up_the_same_bytes_and_a_changed_one_shows(
+    transfer: dict, slot_bytes: int, data: st.DataObject
+) -> None:
+    sources = engine(num_kv_heads=transfer["heads"], **transfer["source"])
+    sinks = engine(num_kv_heads=transfer["heads"], **transfer["sink"])
+    first, end = transfer["tokens"]
+    fill(sources, transfer["ids"][0], content_of(2, transfer["heads"], end, end))
+    for sink in sinks:
+        plan = pull_plan([worker.layout for worker in sources], sink.layout)
+        for peer, pair in plan.pairs(transfer["salt"]).items():
+            lists = [transfer["ids"][0]], [transfer["ids"][1]]
+            source = by_worker(sources)[peer]
+            moved = pair.pieces(*lists, first, end)
+            move(moved, [source], [sink])
+            if max(strand.cell_bytes for strand in pair.strands) > slot_bytes:
+                continue
+            parts = batches(pair, *lists, first, end, slot_bytes=slot_bytes)
+            assert all(size_of(pair, cells) <= slot_bytes for cells in parts)
+            sent = in_slots(pair, parts, transfer["ids"][0], source, of_source=True)
+            assert sent == in_slots(pair, parts, transfer["ids"][1], sink, of_source=False)
+            # All that moves is added up but for the unit in whose middle the range starts.
+            unit = pair.strands[0].source.unit_tokens
+            assert len(sent) == pair.pieces(*lists, -(-first // unit) * unit, end).num_bytes
+            if sent:
+                cells = data.draw(st.sampled_from(parts))
+                [tiles, *_] = packed(pair, cells, [transfer["ids"][1]], SOURCE_SLOT, of_source=False)
+                sink.memory[int(tiles.source[0]) - sink.origin] ^= 0xFF
+                assert sent != in_slots(pair, parts, transfer["ids"][1], sink, of_source=False)
+
+
+def test_a_block_larger_than_the_scratch_slot_is_refused_by_name() -> None:
+    _, _, pair = one_pair("joined_head_major", 1, 1)
+    with pytest.raises(RemoteProtocolError, match="does not fit"):
+        batches(pair, [[1]], [[1]], 0, 4, slot_bytes=16)
 
 
 def one_pair(kind: str, source_tp: int, sink_tp: int, **rest: int) -> tuple[Worker, Worker, PairPlan]:

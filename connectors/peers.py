@@ -1,4 +1,4 @@
-"""The prefill engines that a decode worker reads from: handshake, fingerprint, and the plan for each pair."""
+"""The engines that a worker moves bytes to or from: handshake, fingerprint, and the plan for each pair of workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ascend_pd.errors import PairingError
 from ascend_pd.layout.description import KVLayout
-from ascend_pd.layout.plan import TransferPlan, pull_plan
+from ascend_pd.layout.plan import TransferPlan, pull_plan, push_plan
 from ascend_pd.wire.identity import EngineRef, Fingerprint
 from ascend_pd.wire.messages import WorkerInfo
 from connectors.handshake import Address, shake_hands
@@ -18,17 +18,24 @@ MAX_PEERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """One life of a prefill engine, and what this worker reads from it."""
+class Peer:
+    """One life of the other engine between two fences, and what this worker moves to or from it."""
 
     engine: EngineRef
+    endpoints: int
+    """How often it was fenced."""
     plan: TransferPlan
     workers: dict[int, WorkerInfo]
     """By worker number (`KVLayout.worker`)."""
 
 
 class PeerDirectory:
-    """Handshakes at first contact and again whenever the peer turns out to live another epoch."""
+    """Handshakes at first contact, and again for another epoch or after a fence of the peer.
+
+    Args:
+        layout: this worker's; `push`: it is on P and writes (layer-wise), otherwise on D and reads.
+        expected_tp: the peer's TP size when the configuration names it.
+    """
 
     def __init__(
         self,
@@ -37,17 +44,20 @@ class PeerDirectory:
         layout: KVLayout,
         transport_name: str,
         expected_tp: int = 0,
+        *,
+        push: bool,
     ) -> None:
         self._client = client
         self._fingerprint = fingerprint
         self._layout = layout
         self._transport_name = transport_name
         self._expected_tp = expected_tp
-        self._sources: OrderedDict[Address, Source] = OrderedDict()
+        self._push = push
+        self._peers: OrderedDict[Address, Peer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def source(self, address: Address, engine: EngineRef, timeout_s: float) -> Source:
-        """The prefill engine `engine` at `address`.
+    def peer(self, address: Address, engine: EngineRef, timeout_s: float, endpoints: int = 0) -> Peer:
+        """The engine `engine` at `address`, its sessions at least as new as `endpoints`.
 
         Raises:
             PairingError: the two may not work together, or the engine was restarted; the reason is for the client.
@@ -55,36 +65,39 @@ class PeerDirectory:
             RemoteProtocolError: the peer speaks something else.
         """
         with self._lock:
-            known = self._sources.get(address)
-            if known is not None and known.engine == engine:
-                self._sources.move_to_end(address)
+            known = self._peers.get(address)
+            if known is not None and known.engine == engine and known.endpoints >= endpoints:
+                self._peers.move_to_end(address)
                 return known
         found = self._handshake(address, timeout_s)
         with self._lock:
-            self._sources[address] = found
-            while len(self._sources) > MAX_PEERS:
-                self._sources.popitem(last=False)
+            self._peers[address] = found
+            while len(self._peers) > MAX_PEERS:
+                self._peers.popitem(last=False)
         if found.engine != engine:
-            raise PairingError(f"prefill engine {engine} is gone: {found.engine} answers now")
+            role = "decode" if self._push else "prefill"
+            raise PairingError(f"{role} engine {engine} is gone: {found.engine} answers now")
         return found
 
     def forget(self, address: Address) -> None:
-        """Shake hands again before the next read."""
+        """Shake hands again before the next transfer."""
         with self._lock:
-            self._sources.pop(address, None)
+            self._peers.pop(address, None)
 
-    def _handshake(self, address: Address, timeout_s: float) -> Source:
+    def _handshake(self, address: Address, timeout_s: float) -> Peer:
         reply = shake_hands(
             self._client,
             address,
             self._fingerprint,
-            role="decode",
+            role="prefill" if self._push else "decode",
             transport_name=self._transport_name,
             expected_tp=self._expected_tp,
             timeout_s=timeout_s,
         )
-        return Source(
+        layouts = [worker.layout for worker in reply.workers]
+        return Peer(
             engine=reply.engine,
-            plan=pull_plan([worker.layout for worker in reply.workers], self._layout),
+            endpoints=reply.endpoints,
+            plan=push_plan(self._layout, layouts) if self._push else pull_plan(layouts, self._layout),
             workers={worker.layout.worker: worker for worker in reply.workers},
         )

@@ -1,4 +1,5 @@
-"""The passive end of two-sided staging: gathers into, or scatters out of, slots that a peer reads or writes.
+"""What a worker does for peers that move bytes to or from its cache: gather and scatter what they stage, and add up
+what they moved.
 
 A worker's own thread answers, so it works in an idle engine and during a long step. What may still be read or
 written is never handed to another: a pull's slots after longer than P's blocks can be held (whoever reads them
@@ -15,14 +16,24 @@ from dataclasses import dataclass, field
 
 from ascend_pd.errors import RemoteProtocolError
 from ascend_pd.layout.description import KVLayout
-from ascend_pd.layout.geometry import senders
 from ascend_pd.layout.pieces import Tiles
-from ascend_pd.layout.plan import PairPlan, pair
 from ascend_pd.layout.staging import gather, scatter, size_of
-from ascend_pd.wire.messages import Answer, Reply, Request, Stage, StageOpen, StageReady, Verdict
+from ascend_pd.wire.messages import (
+    Answer,
+    Checksum,
+    ChecksumReply,
+    Reply,
+    Request,
+    Stage,
+    StageOpen,
+    StageReady,
+    Verdict,
+)
 from connectors.device.base import Buffer, Device
 from connectors.sidechannel.server import SideChannelServer
 from connectors.transport.base import Transport
+from connectors.transport.checksum import Adder
+from connectors.transport.pair_plans import PairPlans
 from connectors.transport.staging import slot_sizes
 
 COPY_TIMEOUT_S = 5.0
@@ -41,14 +52,15 @@ class _Lease:
     buffer: Buffer
     last_used: float
     sequence: dict[int, int] = field(default_factory=dict)
-    pairs: dict[int, PairPlan] = field(default_factory=dict)
 
 
-class StageService:
+class WorkerService:
     """One per worker. Listens from the start; `close` ends its thread.
 
     Args:
         layout: this worker's.
+        staging_bytes: memory per caller; 0 stages nothing.
+        checksums: add up what peers moved.
         idle_s: a pull's slots may go to another caller after this long without use; above the longest hold.
 
     Raises:
@@ -64,12 +76,15 @@ class StageService:
         host: str,
         secret: bytes,
         staging_bytes: int,
+        checksums: bool = False,
         idle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._device = device
         self._transport = transport
-        self._layout = layout
+        self.checksums = checksums
+        self._plans = PairPlans(layout)
+        self._adder = Adder(device)
         self.life = secrets.token_hex(8)
         """Made anew with every service: what is meant for a former one is refused."""
         slots, self._slot_bytes = slot_sizes(staging_bytes)
@@ -80,13 +95,18 @@ class StageService:
         self._spare: list[Buffer] = []
         self._lock = threading.Lock()
         self._bound = threading.local()
-        self._server = SideChannelServer(host, 0, secret, self._answer, f"stage-{layout.worker}")
+        self._server = SideChannelServer(host, 0, secret, self._answer, f"worker-{layout.worker}")
         self._server.start()
 
     @property
     def port(self) -> int:
-        """Where peers reach it; 0 when staging is off."""
-        return self._server.port if self._num_slots else 0
+        """Where peers reach it; 0 when there is nothing that it does."""
+        return self._server.port if self.stages or self.checksums else 0
+
+    @property
+    def stages(self) -> bool:
+        """Whether it has slots."""
+        return self._num_slots > 0
 
     def fenced(self) -> None:
         """The transport was rotated: nobody can read or write the slots any more, all leases are void."""
@@ -107,7 +127,18 @@ class StageService:
                 return self._open(request)
             if isinstance(request, Stage):
                 return self._stage(request)
-        raise RemoteProtocolError("a worker answers Stage messages only")
+            if isinstance(request, Checksum):
+                return self._add_up(request)
+        raise RemoteProtocolError("a worker answers Stage and Checksum messages only")
+
+    def _add_up(self, request: Checksum) -> Reply:
+        if request.life != self.life:
+            return Answer(verdict=Verdict.EPOCH, reason="this worker was restarted")
+        if not self.checksums:
+            return Answer(verdict=Verdict.REFUSED, reason="connector.checksum is off")
+        plan = self._plans.plan(request.layout, request.choice, push=request.push)
+        crc32 = self._adder.crc32(plan, request.cells, request.block_ids, of_source=not request.push)
+        return ChecksumReply(crc32=crc32)
 
     def _open(self, request: StageOpen) -> Reply:
         if request.life != self.life:
@@ -160,7 +191,7 @@ class StageService:
         return Answer(verdict=Verdict.OK)
 
     def _pieces(self, lease: _Lease, request: Stage) -> tuple[Tiles, ...]:
-        plan = self._pair(lease, request.choice)
+        plan = self._plans.plan(lease.layout, request.choice, push=lease.push)
         if size_of(plan, request.cells) > self._slot_bytes:
             raise RemoteProtocolError("a staged batch is larger than a slot")
         slot = lease.buffer.range.address + request.slot * self._slot_bytes
@@ -172,16 +203,3 @@ class StageService:
         for part in parts:
             if not self._device.copy(part).wait(deadline):
                 raise RemoteProtocolError(f"a staging copy did not finish within {COPY_TIMEOUT_S:g} s")
-
-    def _pair(self, lease: _Lease, choice: int) -> PairPlan:
-        source, sink = (lease.layout, self._layout) if lease.push else (self._layout, lease.layout)
-        heads = 1 if source.mla else source.num_kv_heads
-        choices = senders(heads, source.tp_size, sink.tp_size, sink.tp_rank)
-        number = choice % len(choices)
-        if number not in lease.pairs:
-            mine = choices[number].get(source.tp_rank)
-            if mine is None:
-                ranks = f"rank {source.tp_rank} of prefill sends nothing to rank {sink.tp_rank} of decode"
-                raise RemoteProtocolError(f"{ranks} in choice {number}")
-            lease.pairs[number] = pair(source, sink, mine)
-        return lease.pairs[number]
