@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from msgspec.structs import replace
+
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Ask, Claim, Pushed, Release, Story, Verdict
 from connectors.handoff.actions import (
@@ -97,8 +99,8 @@ class SinkLedger:
         """
         known = self._get(transfer_id)
         if known.state in (S.UNKNOWN, S.REVOKED):
-            known = known._replace(
-                owner=owner, begun=True, source=source, prompt_hash=prompt_hash, num_tokens=num_tokens
+            known = replace(
+                known, owner=owner, begun=True, source=source, prompt_hash=prompt_hash, num_tokens=num_tokens
             )
         _, kind, actions = self._apply(known, E.BEGIN, now)
         return kind is Kind.ALLOWED, actions
@@ -106,7 +108,7 @@ class SinkLedger:
     def start_reads(self, transfer_id: str, read_id: str, count: int, now: float) -> bool:
         """Pull: may `count` reads be submitted now? True counts them as in flight; `read_id` must be fresh."""
         known = self._get(transfer_id)
-        record = known._replace(read_id=read_id, reads=known.reads + count, generation=self.generation)
+        record = replace(known, read_id=read_id, reads=known.reads + count, generation=self.generation)
         return self._apply(record, E.READ, now)[1] is Kind.ALLOWED
 
     def read_ok(self, transfer_id: str, now: float, bytes_read: int = 0) -> list[SinkAction]:
@@ -118,7 +120,7 @@ class SinkLedger:
         """Pull: one read returned an error; `quiesced` when nothing of it was submitted."""
         record = self._one_less(transfer_id, 0)
         if not quiesced:
-            return self._apply(record._replace(errored=True), E.READ_ERROR, now, reason)[2]
+            return self._apply(replace(record, errored=True), E.READ_ERROR, now, reason)[2]
         if record.errored:
             return []
         return self._apply(record, E.REFUSE if record.reads else E.READ_UNSENT, now, reason)[2]
@@ -149,7 +151,7 @@ class SinkLedger:
         """vLLM aborted the request; its blocks stay allocated until `ReportFinished`."""
         known = self._get(transfer_id)
         unreported = known.begun and not known.reported and not known.answered_early
-        record = known._replace(cancelled=True) if unreported else known
+        record = replace(known, cancelled=True) if unreported else known
         return self._apply(record, E.CANCEL, now, "cancelled")[2]
 
     def reported(self, transfer_id: str, now: float) -> list[SinkAction]:
@@ -171,7 +173,7 @@ class SinkLedger:
         actions: list[SinkAction] = []
         for record in self._live():
             if record.generation <= generation and record.state in (S.RECEIVING, S.FAILING, S.FENCING):
-                over = record._replace(reads=0)
+                over = replace(record, reads=0)
                 actions += self._apply(over, E.FENCED, now, "the transport endpoint was destroyed")[2]
         return actions
 
@@ -204,7 +206,7 @@ class SinkLedger:
         if isinstance(message, Claim):
             record, event, reason = classify_claim(record, message)
             if event is E.CLAIM_FIRST:
-                record = record._replace(generation=self.generation)
+                record = replace(record, generation=self.generation)
             return record, event, reason
         if isinstance(message, Pushed):
             return classify_pushed(record, message)
@@ -248,7 +250,7 @@ class SinkLedger:
 
     def _one_less(self, transfer_id: str, bytes_read: int) -> SinkTransfer:
         known = self._get(transfer_id)
-        record = known._replace(reads=max(0, known.reads - 1), bytes_moved=known.bytes_moved + bytes_read)
+        record = replace(known, reads=max(0, known.reads - 1), bytes_moved=known.bytes_moved + bytes_read)
         if transfer_id in self.transfers:
             self.transfers[transfer_id] = record
         return record
@@ -261,7 +263,7 @@ class SinkLedger:
             self.refusals += 1
             return self._get(record.transfer_id), cell.kind, []
         if cell.next is not None:
-            record = record._replace(state=cell.next, reason=record.reason or reason)
+            record = replace(record, state=cell.next, reason=record.reason or reason)
         actions: list[SinkAction] = []
         for effect in cell.effects:
             record = self._carry_out(record, effect, actions)
@@ -272,11 +274,11 @@ class SinkLedger:
         if effect is F.ANSWER_EARLY:
             if self.limits.answer_early and not (record.cancelled or record.answered_early):
                 actions.append(AnswerEarly(record.transfer_id, record.reason))
-                return record._replace(answered_early=True)
+                return replace(record, answered_early=True)
         elif effect is F.REPORT:
             if record.begun and not record.reported:
                 actions.append(ReportFinished(record.transfer_id, record.owner, _outcome(record), record.reason))
-                return record._replace(reported=True)
+                return replace(record, reported=True)
         else:
             action = _EFFECTS[effect](record)
             if action is not None:
@@ -303,7 +305,7 @@ class SinkLedger:
             self._tombstones[transfer_id] = None
             if len(self._tombstones) > self.limits.max_tombstones:
                 oldest = next(iter(self._tombstones))
-                self._store(self.transfers[oldest]._replace(state=S.UNKNOWN), now, rearm=True)
+                self._store(replace(self.transfers[oldest], state=S.UNKNOWN), now, rearm=True)
 
     def _deadline(self, record: SinkTransfer, now: float) -> float:
         if record.state in (S.FAILING, S.FENCING, S.QUIESCED):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Claim, Pushed
@@ -11,7 +12,7 @@ from connectors.handoff.sink_table import SinkEvent, SinkState
 S, E = SinkState, SinkEvent
 
 
-class SinkTransfer(NamedTuple):
+class SinkTransfer(Struct, frozen=True, gc=False):
     """One transfer on D. `source` is P: named at `begin` (pull) or granted the claim (layer-wise)."""
 
     transfer_id: str
@@ -49,7 +50,7 @@ def classify_claim(record: SinkTransfer, claim: Claim) -> tuple[SinkTransfer, Si
         return record, E.CLAIM_WRONG, "prefill's prompt has other token ids: template or tokenizer differ"
     if claim.source_ranks < 1:
         return record, E.CLAIM_OTHER, "a claim for no rank"
-    return record._replace(source=claim.source, source_ranks=claim.source_ranks), E.CLAIM_FIRST, ""
+    return replace(record, source=claim.source, source_ranks=claim.source_ranks), E.CLAIM_FIRST, ""
 
 
 def classify_pushed(record: SinkTransfer, pushed: Pushed) -> tuple[SinkTransfer, SinkEvent, str]:
@@ -63,8 +64,8 @@ def classify_pushed(record: SinkTransfer, pushed: Pushed) -> tuple[SinkTransfer,
     if record.num_tokens and pushed.num_tokens != record.num_tokens:
         why = f"prefill pushed {pushed.num_tokens} tokens of {record.num_tokens}"
         return record, E.PUSHED_DIRTY, why
-    counted = record._replace(
-        pushed=record.pushed | {pushed.source_rank}, bytes_moved=record.bytes_moved + pushed.bytes_sent
+    counted = replace(
+        record, pushed=record.pushed | {pushed.source_rank}, bytes_moved=record.bytes_moved + pushed.bytes_sent
     )
     return counted, E.PUSHED_LAST if len(counted.pushed) == record.source_ranks else E.PUSHED_PART, ""
 
@@ -85,6 +86,6 @@ def classify_abort(record: SinkTransfer, abort: Abort, *, pull: bool) -> tuple[S
 
 def with_drained(record: SinkTransfer, rank: int) -> tuple[SinkTransfer, SinkEvent]:
     """Count one rank's promise. A rank that pushed cleanly has nothing in flight either."""
-    counted = record._replace(drained=record.drained | {rank})
+    counted = replace(record, drained=record.drained | {rank})
     over = len(counted.drained | counted.pushed) == counted.source_ranks
     return counted, E.PEER_DRAINED if over else E.PEER_ABORT

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
+from msgspec.structs import replace
+
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Ask, Done, Release, Renew, Story, Verdict
 from connectors.handoff.actions import (
@@ -79,7 +81,7 @@ class SourceLedger:
     def begin(self, transfer_id: str, owner: str, now: float, sink: EngineRef | None = None) -> bool:
         """vLLM has request `owner`. False: given up already, or another request has this id; hand nothing off."""
         known = self._get(transfer_id)
-        fresh = known._replace(owner=owner, sink=sink, hold_until=now + self.limits.max_hold_s)
+        fresh = replace(known, owner=owner, sink=sink, hold_until=now + self.limits.max_hold_s)
         record, kind, _ = self._apply(fresh if known.state in (S.UNKNOWN, S.REVOKED) else known, E.BEGIN, now)
         return kind is Kind.ALLOWED and record.state is S.PREPARING
 
@@ -89,7 +91,7 @@ class SourceLedger:
         if known.owner != owner or not owner:
             self.refusals += 1
             return False
-        deferred = known._replace(deferred=True)
+        deferred = replace(known, deferred=True)
         record, kind, _ = self._apply(deferred, E.HOLD, now, unless_refused=known)
         return kind is Kind.ALLOWED and record.state is S.HELD
 
@@ -99,12 +101,12 @@ class SourceLedger:
         if known.owner not in ("", owner):
             self.refusals += 1
             return [FreeBlocks(transfer_id, owner, "another request holds this transfer id")]
-        return self._apply(known._replace(owner=owner, deferred=True), E.FINISHED, now)[2]
+        return self._apply(replace(known, owner=owner, deferred=True), E.FINISHED, now)[2]
 
     def granted(self, transfer_id: str, sink: EngineRef, now: float) -> list[SourceAction]:
         """Layer-wise: D answered the claim with OK."""
         known = self._get(transfer_id)
-        return self._apply(known._replace(sink=sink), E.GRANTED, now)[2]
+        return self._apply(replace(known, sink=sink), E.GRANTED, now)[2]
 
     def denied(self, transfer_id: str, reason: str, now: float) -> list[SourceAction]:
         """Layer-wise: D refused the claim."""
@@ -116,13 +118,13 @@ class SourceLedger:
         if self._table[E.WRITE][known.state].kind is not Kind.ALLOWED:
             self.refusals += 1
             return False
-        self.transfers[transfer_id] = known.with_inflight(known.inflight + 1)
+        self.transfers[transfer_id] = replace(known, inflight=known.inflight + 1)
         return True
 
     def all_submitted(self, transfer_id: str, now: float) -> list[SourceAction]:
         """Layer-wise: no write of this transfer will follow."""
         known = self._get(transfer_id)
-        return self._settle(self._put(known._replace(all_submitted=True)), now)
+        return self._settle(self._put(replace(known, all_submitted=True)), now)
 
     def write_ok(self, transfer_id: str, now: float) -> list[SourceAction]:
         """Layer-wise: one write is applied at D."""
@@ -144,7 +146,7 @@ class SourceLedger:
         known = self._get(transfer_id)
         if known.inflight:  # the blocks under these writes are long somebody else's
             return self.drain_overdue(transfer_id, now)
-        return self._apply(known._replace(all_submitted=False), E.RESUMED, now)[2]
+        return self._apply(replace(known, all_submitted=False), E.RESUMED, now)[2]
 
     def drain_overdue(self, transfer_id: str, now: float) -> list[SourceAction]:
         """The writes in flight did not end within the caller's bound."""
@@ -157,7 +159,7 @@ class SourceLedger:
         actions: list[SourceAction] = []
         for record in self._live():
             if record.inflight or record.state is S.CLOSING:
-                closed = record._replace(inflight=0, dirty=True)
+                closed = replace(record, inflight=0, dirty=True)
                 actions += self._apply(closed, E.SESSION_CLOSED, now, "transport session closed")[2]
         return actions
 
@@ -249,7 +251,7 @@ class SourceLedger:
 
     def _one_less(self, transfer_id: str) -> SourceTransfer:
         known = self._get(transfer_id)
-        return self._put(known.with_inflight(max(0, known.inflight - 1)))
+        return self._put(replace(known, inflight=max(0, known.inflight - 1)))
 
     def _settle(self, record: SourceTransfer, now: float) -> list[SourceAction]:
         """Nothing in flight is an event: the end of a push, or of an abort's wait."""
@@ -277,7 +279,7 @@ class SourceLedger:
                 self.transfers[record.transfer_id] = record
             return record, cell.kind, []
         if cell.next is not None:
-            record = record._replace(state=cell.next, reason=record.reason or reason)
+            record = replace(record, state=cell.next, reason=record.reason or reason)
         actions: list[SourceAction] = []
         for effect in cell.effects:
             record = _carry_out(record, effect, actions)
@@ -350,5 +352,5 @@ def _carry_out(record: SourceTransfer, effect: SourceEffect, actions: list[Sourc
     if action is not None:
         actions.append(action)
         if effect is F.FREE_BLOCKS:
-            return record._replace(freed=True)
+            return replace(record, freed=True)
     return record

@@ -9,6 +9,8 @@ from __future__ import annotations
 from math import inf
 from typing import Any, Generic, Literal, TypeVar
 
+from msgspec.structs import replace
+
 from ascend_pd.wire.identity import EngineRef
 from connectors.handoff.sink import SinkLedger, SinkLimits
 from connectors.handoff.sink_record import SinkTransfer
@@ -51,7 +53,7 @@ class Snapshots(Generic[Record]):
         self._numbers: dict[tuple[Record, bool], int] = {self._entries[0]: 0}
 
     def number(self, record: Record, armed: bool) -> int:
-        key = (record._replace(reason="") if record.reason else record, armed)
+        key = (replace(record, reason="") if record.reason else record, armed)
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self._entries)
