@@ -92,8 +92,8 @@ class Fence(NamedTuple):
     transfer_id: str
 
 
-class WakeEngine(NamedTuple):
-    """D: vLLM has not taken a report in time; make the engine take a step."""
+class ReportOverdue(NamedTuple):
+    """D: vLLM has not taken a report in time. It steps while a free is deferred, so a step is stuck."""
 
     transfer_id: str
 
@@ -106,4 +106,4 @@ class DemandRestart(NamedTuple):
 
 
 SourceAction = FreeBlocks | StopSubmitting | SendPushed | SendAbort | CloseSession | Replan | DemandRestart
-SinkAction = SendDone | SendAbort | AnswerEarly | ReportFinished | Fence | WakeEngine | DemandRestart
+SinkAction = SendDone | SendAbort | AnswerEarly | ReportFinished | Fence | ReportOverdue | DemandRestart

@@ -22,10 +22,10 @@ from connectors.handoff.actions import (
     Fence,
     Outcome,
     ReportFinished,
+    ReportOverdue,
     SendAbort,
     SendDone,
     SinkAction,
-    WakeEngine,
 )
 from connectors.handoff.machine import Kind
 from connectors.handoff.sink_record import (
@@ -330,6 +330,6 @@ _EFFECTS: dict[SinkEffect, Callable[[SinkTransfer], SinkAction | None]] = {
     F.SEND_DONE: lambda r: SendDone(r.transfer_id, r.source, r.read_id) if r.source else None,
     F.SEND_ABORT: lambda r: SendAbort(r.transfer_id, r.source, not r.reads, r.reason) if r.source else None,
     F.FENCE: lambda r: Fence(r.transfer_id),
-    F.WAKE_ENGINE: lambda r: WakeEngine(r.transfer_id),
+    F.NOTE_OVERDUE: lambda r: ReportOverdue(r.transfer_id),
     F.DEMAND_RESTART: lambda r: DemandRestart(r.transfer_id, r.reason),
 }

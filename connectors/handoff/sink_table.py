@@ -74,7 +74,7 @@ class SinkEffect(StrEnum):
     ANSWER_EARLY = "answer_early"
     FENCE = "fence"
     REPORT = "report"
-    WAKE_ENGINE = "wake_engine"
+    NOTE_OVERDUE = "note_overdue"
     DEMAND_RESTART = "demand_restart"
 
 
@@ -231,7 +231,7 @@ SINK: SinkTable = {
         S.RECEIVED: _END_IDLE,
         S.FAILING: to(S.FENCING, F.FENCE),
         S.FENCING: stay(F.DEMAND_RESTART),
-        S.QUIESCED: stay(F.WAKE_ENGINE),
+        S.QUIESCED: stay(F.NOTE_OVERDUE),
         S.REVOKED: to(S.UNKNOWN),  # forgotten
         S.DECODING: to(S.UNKNOWN),
         S.RELEASED: to(S.UNKNOWN),

@@ -25,6 +25,7 @@ from connectors.handoff.actions import (
     Fence,
     Outcome,
     ReportFinished,
+    ReportOverdue,
     SendAbort,
     SinkAction,
 )
@@ -230,6 +231,8 @@ class DecodeScheduler:
                 self._send_abort(action)
             elif isinstance(action, Fence):
                 self._fence_wanted = True
+            elif isinstance(action, ReportOverdue):
+                logger.warning("transfer %s: vLLM has not taken its report; is a step stuck?", action.transfer_id)
             elif isinstance(action, DemandRestart):
                 self._endpoint.declare_unsound(f"transfer {action.transfer_id}: {action.reason}")
 

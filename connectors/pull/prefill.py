@@ -15,7 +15,7 @@ from ascend_pd.wire.identity import EngineRef, prompt_hash
 from ascend_pd.wire.messages import Abort, Answer, Done, Release, Renew, Reply, Request, Verdict
 from ascend_pd.wire.params import PullHandoff, PullPrefill, to_dict
 from connectors.compat import BlockIds
-from connectors.handoff.actions import DemandRestart, FreeBlocks, SourceAction
+from connectors.handoff.actions import FreeBlocks, SourceAction
 from connectors.handoff.source import SourceLedger, SourceLimits
 from connectors.request_params import params_for
 from connectors.settings import ConnectorSettings
@@ -146,8 +146,6 @@ class PrefillScheduler:
                 # From the end of the prefill to every rank vouched for: no decode can start before.
                 timings = {"exposed": held_s * 1e3}
                 self._stories.record(action.transfer_id, "released", reason=action.reason, timings_ms=timings)
-            elif isinstance(action, DemandRestart):
-                logger.critical("transfer %s: restart this engine: %s", action.transfer_id, action.reason)
 
     def _handoff(self, transfer_id: str, request: EngineRequest, block_ids: tuple[list[int], ...]) -> PullHandoff:
         host, port = self._address

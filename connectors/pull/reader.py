@@ -27,6 +27,7 @@ from connectors.handoff.actions import (
     Fence,
     Outcome,
     ReportFinished,
+    ReportOverdue,
     SendAbort,
     SendDone,
     SinkAction,
@@ -285,6 +286,8 @@ class Reader:
         elif isinstance(action, Fence) and not self._fence_is_due:
             self._fence_is_due = True
             self._driver.later(self._fence)
+        elif isinstance(action, ReportOverdue):
+            logger.warning("transfer %s: vLLM has not taken its report; is a step stuck?", action.transfer_id)
         elif isinstance(action, DemandRestart):
             self._results.unsound = f"transfer {action.transfer_id}: {action.reason}"
 

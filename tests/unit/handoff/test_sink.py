@@ -12,9 +12,9 @@ from connectors.handoff.actions import (
     Fence,
     Outcome,
     ReportFinished,
+    ReportOverdue,
     SendAbort,
     SendDone,
-    WakeEngine,
 )
 from connectors.handoff.sink import SinkLedger, SinkLimits
 from connectors.handoff.sink_table import SinkState
@@ -144,7 +144,7 @@ def test_a_fence_spares_what_started_after_it_began() -> None:
 def test_an_untaken_report_wakes_the_engine_and_is_not_repeated() -> None:
     ledger = pull(0)
     assert reports(ledger.cancel("t", 1.0)) == [Outcome.CANCELLED]
-    assert ledger.tick(11.0) == [WakeEngine("t")]
+    assert ledger.tick(11.0) == [ReportOverdue("t")]
     assert ledger.reported("t", 12.0) == []
     assert ledger.transfers["t"].state is SinkState.RELEASED
 
