@@ -28,11 +28,13 @@ def run(args: argparse.Namespace) -> int:
     """0 after an orderly stop, 130 when interrupted before all roles were ready; errors are OperatorError."""
     cluster = load_spec(args.spec)
     require_startable(cluster, args.spec)
-    return keep_up(cluster, args.log_dir or Path("logs") / cluster.metadata.name, args.ready_timeout)
+    return keep_up(
+        cluster, Path(args.spec), args.log_dir or Path("logs") / cluster.metadata.name, args.ready_timeout
+    )
 
 
-def keep_up(cluster: PDCluster, log_dir: Path, ready_s: float) -> int:
-    """Start, watch, stop.
+def keep_up(cluster: PDCluster, spec: Path, log_dir: Path, ready_s: float) -> int:
+    """Start, watch, stop; `spec` is the file that `cluster` was read from.
 
     Raises:
         OperatorError: what kept a role from starting, or which one ended; by then all are stopped.
@@ -41,7 +43,7 @@ def keep_up(cluster: PDCluster, log_dir: Path, ready_s: float) -> int:
     topology = derive_topology(cluster)
     require_local(topology)
     require_embedded_model(cluster, site)
-    plans = cluster_plan(cluster, topology, site)
+    plans = cluster_plan(cluster, topology, site, spec)
     require_runnable(cluster, plans)
     is_up = False
     with supervising():

@@ -7,7 +7,8 @@ import json
 import random
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ascend_pd.embedded.conversation import Answer, DemoFailed, Measured, ask, measured
@@ -21,7 +22,7 @@ from ascend_pd.launch.site import require_embedded_model, this_site
 from ascend_pd.launch.supervisor import Supervisor
 from ascend_pd.spec.cluster import Mode
 from ascend_pd.spec.parse import parse_spec
-from ascend_pd.spec.topology import derive_topology
+from ascend_pd.spec.topology import Topology, derive_topology
 
 QUESTION = "What is the capital of France?"
 EXPECTED = "Paris"
@@ -41,9 +42,20 @@ def run_demo(mode: Mode, log_dir: Path, ready_s: float) -> str:
     topology = derive_topology(cluster)
     site = this_site()
     require_embedded_model(cluster, site)
-    plans = [_with_records(plan) for plan in cluster_plan(cluster, topology, site)]
-    require_runnable(cluster, plans)
     _keep_spec(text, log_dir)
+    with tempfile.TemporaryDirectory(prefix="ascend-pd-demo-") as private:
+        # Two demos may share their log directory; each proxy reads its own file.
+        spec = Path(private) / "cluster.yaml"
+        spec.write_text(text, encoding="utf-8")
+        plans = [_with_records(plan) for plan in cluster_plan(cluster, topology, site, spec)]
+        require_runnable(cluster, plans)
+        answer, figures = _converse(plans, log_dir, ready_s, topology)
+    return last_line(mode, answer, figures)
+
+
+def _converse(
+    plans: Sequence[ProcessPlan], log_dir: Path, ready_s: float, topology: Topology
+) -> tuple[Answer, Measured]:
     with supervising(), Supervisor(plans, log_dir, say) as supervisor:
         supervisor.start(ready_s)
         say(f"asking: {QUESTION}")
@@ -57,7 +69,7 @@ def run_demo(mode: Mode, log_dir: Path, ready_s: float) -> str:
             raise
         for line in report_lines(answer, figures):
             say(line)
-    return last_line(mode, answer, figures)
+    return answer, figures
 
 
 def report_lines(answer: Answer, figures: Measured) -> list[str]:

@@ -178,7 +178,7 @@ class Cluster:
         cluster = load_spec(path)
         site = this_site()
         require_embedded_model(cluster, site)
-        plans = cluster_plan(cluster, derive_topology(cluster), site)
+        plans = cluster_plan(cluster, derive_topology(cluster), site, path)
         self.roles = {
             plan.name: Role(plan, directory / f"{plan.name.replace('/', '-')}.log", env or {}) for plan in plans
         }

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -144,7 +145,7 @@ def test_nonsense_for_an_answer_is_a_failure() -> None:
 def test_the_demos_cluster_file_is_a_sound_one(mode: Mode) -> None:
     cluster = parse_spec(demo_cluster_text(mode, PORTS)).cluster
     topology = derive_topology(cluster)
-    plans = cluster_plan(cluster, topology, Site())
+    plans = cluster_plan(cluster, topology, Site(), Path("cluster.yaml"))
     assert [plan.kind.value for plan in plans if plan.kind.value != "engine"] == (
         ["metaserver", "proxy"] if mode is Mode.LAYERWISE else ["proxy"]
     )

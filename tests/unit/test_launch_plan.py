@@ -43,7 +43,7 @@ def cluster(pools: list[dict[str, Any]] | None = None, **spec: Any) -> PDCluster
 
 
 def plans(of: PDCluster) -> dict[str, ProcessPlan]:
-    return {plan.name: plan for plan in cluster_plan(of, derive_topology(of), SITE)}
+    return {plan.name: plan for plan in cluster_plan(of, derive_topology(of), SITE, Path("/some/cluster.yaml"))}
 
 
 def option(plan: ProcessPlan, name: str) -> str:
@@ -79,23 +79,33 @@ def test_the_connector_understands_every_key_it_is_given(mode: str) -> None:
     assert config.metaserver == ("http://127.0.0.1:9000" if mode == "layerwise" else "")
 
 
-def test_layerwise_starts_a_metaserver_first_and_tells_the_proxy() -> None:
+def test_layerwise_starts_a_metaserver_first_and_tells_the_proxy(tmp_path: Path) -> None:
     started = plans(cluster(connector={"mode": "layerwise", "protocol": "tcp"}))
     assert next(iter(started)) == "metaserver"
     assert kv_config(started["prefill/0"])["kv_connector"] == "MooncakeLayerwiseConnector"
-    assert option(started["proxy"], "--metaserver") == "http://127.0.0.1:9000"
-    assert option(started["proxy"], "--mode") == "layerwise"
+    settings = proxy_settings(cluster(connector={"mode": "layerwise", "protocol": "tcp"}), tmp_path)
+    assert (settings.metaserver, settings.mode) == ("http://127.0.0.1:9000", "layerwise")
 
 
-def test_the_proxy_is_told_each_engine_and_its_side_channel() -> None:
-    proxy = plans(cluster())["proxy"]
-    assert option(proxy, "--prefill") == "http://127.0.0.1:8100,side=127.0.0.1:36000"
-    assert option(proxy, "--decode") == "http://127.0.0.1:8200,side=127.0.0.1:36001"
+def proxy_settings(of: PDCluster, directory: Path) -> Any:
+    """What the proxy makes of the command line that it is started with."""
+    spec = directory / "cluster.yaml"
+    spec.write_text(json.dumps(of.model_dump(mode="json", by_alias=True, exclude_none=True)), encoding="utf-8")
+    [*_, proxy] = cluster_plan(of, derive_topology(of), SITE, spec)
+    return import_module("proxy.load").load_settings(proxy.argv[3:])
 
 
-def test_the_proxy_understands_everything_the_cluster_file_tells_it() -> None:
-    """A contract between two packages that do not import each other."""
-    load_settings = import_module("proxy.load").load_settings
+def test_the_proxy_is_told_each_engine_and_its_side_channel(tmp_path: Path) -> None:
+    settings = proxy_settings(cluster(), tmp_path)
+    assert [(one.url, one.side) for one in settings.prefill] == [("http://127.0.0.1:8100", "127.0.0.1:36000")]
+    assert [(one.url, one.side) for one in settings.decode] == [("http://127.0.0.1:8200", "127.0.0.1:36001")]
+
+
+def test_the_proxy_reads_the_file_itself_so_that_it_can_again() -> None:
+    assert option(plans(cluster())["proxy"], "--spec") == "/some/cluster.yaml"
+
+
+def test_the_proxy_understands_everything_the_cluster_file_tells_it(tmp_path: Path) -> None:
     proxy = {
         "policy": {"prefill": "round-robin"},
         "port": 8080,
@@ -103,8 +113,8 @@ def test_the_proxy_understands_everything_the_cluster_file_tells_it() -> None:
         "adminKeyFile": "/a",
         "apiKeyFile": "/k",
     }
-    started = plans(cluster(proxy=proxy, connector={"mode": "layerwise", "protocol": "tcp", "secretFile": "/s"}))
-    settings = load_settings(started["proxy"].argv[3:])
+    connector = {"mode": "layerwise", "protocol": "tcp", "secretFile": "/s"}
+    settings = proxy_settings(cluster(proxy=proxy, connector=connector), tmp_path)
     assert (settings.port, settings.secret_file) == (8080, "/s")
     listener = settings.listener
     assert (listener.admin_port, listener.admin_key_file, listener.api_key_file) == (9100, "/a", "/k")
@@ -114,10 +124,11 @@ def test_the_embedded_model_is_where_the_site_has_it() -> None:
     assert option(plans(cluster())["prefill/0"], "--model") == "/cache/SmolLM2"
 
 
-def test_a_union_engine_gets_no_connector() -> None:
-    started = plans(cluster([{"name": "all", "role": "union", "hardware": "cpu", "port": 8100}]))
-    assert "--kv-transfer-config" not in started["all/0"].argv
-    assert option(started["proxy"], "--union") == "http://127.0.0.1:8100"
+def test_a_union_engine_gets_no_connector(tmp_path: Path) -> None:
+    alone = cluster([{"name": "all", "role": "union", "hardware": "cpu", "port": 8100}])
+    assert "--kv-transfer-config" not in plans(alone)["all/0"].argv
+    [union] = proxy_settings(alone, tmp_path).union
+    assert (union.url, union.side) == ("http://127.0.0.1:8100", "")
 
 
 def test_cores_are_shared_by_the_engines_of_a_host() -> None:
