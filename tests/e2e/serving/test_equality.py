@@ -49,7 +49,7 @@ def all_tokens(url: str, prompts: list[Prompt], at_a_time: int) -> list[Tokens]:
         return list(pool.map(lambda prompt: tokens_of(url, prompt), prompts))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def prompts() -> list[Prompt]:
     distinct = [prompt_of(length, seed) for seed, length in enumerate(LENGTHS)]
     shared = distinct[-1][:700]
@@ -57,7 +57,7 @@ def prompts() -> list[Prompt]:
     return [*distinct, *partly_cached, distinct[4], distinct[9], distinct[-2]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def expected(collocated: str, prompts: list[Prompt]) -> list[set[Tokens]]:
     """What the collocated engine says alone and in a batch: where these differ, either is right."""
     alone = all_tokens(collocated, prompts, 1)
