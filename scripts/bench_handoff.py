@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """From P's answer to D's first token: our pull against vLLM's NixlConnector, over TCP and by default, and a floor.
 
-    pip install --no-deps -r requirements/bench.lock
+    python3.11 scripts/setup_env.py --test
     python scripts/bench_handoff.py [--rounds 12]
 
 Our engines and the floor are asked in turn with one peer after the other, prompt by prompt, so that a slow moment of
@@ -159,7 +159,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
     if importlib.util.find_spec("nixl") is None:
-        print("nixl is not there: pip install --no-deps -r requirements/bench.lock", file=sys.stderr)
+        print("nixl is not there: python3.11 scripts/setup_env.py --test", file=sys.stderr)
         return 1
     cores = os.sched_getaffinity(0)
     lines = []
