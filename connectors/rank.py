@@ -93,6 +93,7 @@ class Rank:
             pp_rank=layout.pp_rank,
             transport=self.transport.name,
             session=self.transport.session,
+            service_host=self._settings.config.host if service else "",
             service_port=service.port if service else 0,
             service_life=service.life if service else "",
             stages=service is not None and service.stages,

@@ -146,6 +146,7 @@ class Worker:
             pp_rank=0,
             transport=self.transport.name,
             session=self.transport.session,
+            service_host=HOST,
             service_port=self.service.port,
             service_life=self.service.life,
             stages=self.service.stages,
@@ -268,7 +269,7 @@ class Run:
         }
 
     def moved(self, mover: Mover, at: Peer, request: StagedRequest) -> None:
-        if mover.move(HOST, at.info, request, self.tokens, deadline()) != self.shape.total:
+        if mover.move(at.info, request, self.tokens, deadline()) != self.shape.total:
             raise SystemExit("bytes are missing")
 
     def one_write(self) -> None:

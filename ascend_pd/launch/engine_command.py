@@ -20,9 +20,10 @@ _HEADLESS = ("-m", "vllm.entrypoints.cli.main", "serve")
 
 
 def kv_transfer_config(
-    cluster: PDCluster, topology: Topology, replica: Replica, engine: Engine
+    cluster: PDCluster, topology: Topology, replica: Replica, engine: Engine, node: int = 0
 ) -> dict[str, Any] | None:
-    """vLLM's `--kv-transfer-config` of an engine; None for a union engine, which moves nothing."""
+    """vLLM's `--kv-transfer-config` of an engine on its `node`-th host, under whose address peers reach that host's
+    workers; None for a union engine, which moves nothing."""
     if engine.role is Role.UNION:
         return None
     connector = cluster.spec.connector
@@ -33,18 +34,16 @@ def kv_transfer_config(
         "kv_port": engine.kv_port,
         "engine_id": engine.engine_id,
         "kv_load_failure_policy": connector.load_failure_policy,
-        "kv_connector_extra_config": _extra_config(connector, topology, replica, engine),
+        "kv_connector_extra_config": _extra_config(connector, topology, replica, engine_hosts(engine)[node]),
     }
 
 
-def _extra_config(
-    connector: ConnectorSpec, topology: Topology, replica: Replica, engine: Engine
-) -> dict[str, Any]:
+def _extra_config(connector: ConnectorSpec, topology: Topology, replica: Replica, host: str) -> dict[str, Any]:
     """The keys of `ascend_pd.wire.connector_config.ConnectorConfig`; what the file leaves out is left out here."""
     config: dict[str, Any] = {
         "transport": connector.transport,
         "protocol": connector.protocol,
-        "host": engine.host,
+        "host": host,
         "hardware": replica.hardware.value,
         "lease_seconds": connector.lease_seconds,
         "max_hold_seconds": connector.max_hold_seconds,
@@ -79,7 +78,7 @@ def engine_arguments(
         arguments += ["--gpu-memory-utilization", f"{pool.memory_fraction:g}"]
     if pool.max_num_batched_tokens is not None:
         arguments += ["--max-num-batched-tokens", str(pool.max_num_batched_tokens)]
-    config = kv_transfer_config(cluster, topology, replica, engine)
+    config = kv_transfer_config(cluster, topology, replica, engine, node)
     if config is not None:
         arguments += ["--kv-transfer-config", json.dumps(config, separators=(",", ":"))]
     return [*arguments, *spec.engine.extra_args, *pool.extra_args]

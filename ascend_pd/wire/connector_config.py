@@ -18,7 +18,8 @@ class ConnectorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     transport: Literal["mooncake", "memfabric"] = "mooncake"
     protocol: Literal["tcp", "rdma", "ascend", "device_sdma", "device_rdma"] = "tcp"
     host: str = "127.0.0.1"
-    """The address under which peers reach this engine's side channel and data path."""
+    """The address under which peers reach this process: the side channel of the scheduler, the data path and the
+    service of workers. Differs between the hosts of an engine that has several."""
     hardware: Literal["cpu", "A2", "A3"] = "cpu"
     lease_seconds: float = 30.0
     max_hold_seconds: float = 600.0

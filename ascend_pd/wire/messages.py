@@ -36,6 +36,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """`mooncake/tcp`, `mooncake/ascend`, `memfabric/device_sdma`, …: both ends must be equal."""
     session: str
     """The name under which the transport's peers reach this worker; new after each fence."""
+    service_host: str = ""
     service_port: int = 0
     """Where this worker takes Stage and Checksum messages; 0 when it does neither."""
     service_life: str = ""

@@ -34,4 +34,4 @@ class Writer:
         for worker, request in push.requests():
             for batch in batches:
                 tokens = batch.first, batch.end
-                verifier.verify(push.address[0], worker, request, tokens, deadline, batch.layers)
+                verifier.verify(worker, request, tokens, deadline, batch.layers)

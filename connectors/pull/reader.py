@@ -222,12 +222,12 @@ class Reader:
 
     def _read(self, load: _Load, source: Peer, requests: dict[int, StagedRequest], via: str) -> None:
         left = len(requests)
-        host, tokens = load.address[0], load.tokens
+        tokens = load.tokens
         try:
             for worker, request in requests.items():
-                moved = self._mover.move(host, source.workers[worker], request, tokens, load.deadline, via)
+                moved = self._mover.move(source.workers[worker], request, tokens, load.deadline, via)
                 if self._verifier is not None:
-                    self._verifier.verify(host, source.workers[worker], request, tokens, load.deadline)
+                    self._verifier.verify(source.workers[worker], request, tokens, load.deadline)
                 left -= 1
                 load.num_bytes += moved
                 load.read = time.monotonic()

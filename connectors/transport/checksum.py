@@ -70,7 +70,6 @@ class Verifier:
 
     def verify(
         self,
-        host: str,
         worker: WorkerInfo,
         request: StagedRequest,
         tokens: tuple[int, int],
@@ -100,7 +99,7 @@ class Verifier:
             )
             # Both ends add up at the same time.
             asked = self._client.submit(
-                (host, worker.service_port), message, max(0.01, deadline - time.monotonic())
+                (worker.service_host, worker.service_port), message, max(0.01, deadline - time.monotonic())
             )
             here = self._adder.crc32(request.pair, cells, ours, of_source=self._push)
             try:

@@ -57,7 +57,6 @@ class Mover:
 
     def move(
         self,
-        host: str,
         worker: WorkerInfo,
         request: StagedRequest,
         tokens: tuple[int, int],
@@ -71,7 +70,7 @@ class Mover:
             TransferError: as `Transport.read` and `Transport.write`.
             RemoteProtocolError: block ids that cannot be right.
         """
-        stage = self._stage(host, worker)
+        stage = self._stage(worker)
         if stage is None:
             return self._alone(worker, request, tokens, deadline, via, layers)
         with stage.lock:
@@ -97,7 +96,7 @@ class Mover:
         """End the copier's thread."""
         self._pipeline.close()
 
-    def _stage(self, host: str, worker: WorkerInfo) -> StagePeer | None:
+    def _stage(self, worker: WorkerInfo) -> StagePeer | None:
         if not worker.stages or not self._pool.num_slots:
             return None
         key = worker.service_life
@@ -105,7 +104,12 @@ class Mover:
             stage = self._peers.get(key)
             if stage is None:
                 stage = self._peers[key] = StagePeer(
-                    self._client, (host, worker.service_port), key, self._me, self._layout, push=self._push
+                    self._client,
+                    (worker.service_host, worker.service_port),
+                    key,
+                    self._me,
+                    self._layout,
+                    push=self._push,
                 )
                 while len(self._peers) > MAX_PEERS:
                     self._peers.popitem(last=False)

@@ -80,6 +80,7 @@ class StagedWorker:
             pp_rank=0,
             transport=self.transport.name,
             session=self.transport.session,
+            service_host="127.0.0.1",
             service_port=self.service.port,
             service_life=self.service.life,
             stages=self.service.stages,

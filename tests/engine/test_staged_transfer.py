@@ -57,7 +57,7 @@ class Pair:
 
     def move(self, first: int = 0, deadline: float | None = None) -> int:
         tokens = (first, TOKENS)
-        return self.mover.move("127.0.0.1", self.peer.info, self.request, tokens, deadline or soon())
+        return self.mover.move(self.peer.info, self.request, tokens, deadline or soon())
 
     def close(self) -> None:
         self.mover.close()

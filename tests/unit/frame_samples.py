@@ -71,6 +71,7 @@ WORKER = WorkerInfo(
     pp_rank=0,
     transport="mooncake/tcp",
     session="127.0.0.1:15001",
+    service_host="10.0.0.1",
     service_port=36100,
     service_life="c3d4",
     stages=True,

@@ -43,6 +43,7 @@ class Pair(Bench):
             pp_rank=0,
             transport="loopback",
             session="",
+            service_host="127.0.0.1",
             service_port=self.service.port,
             service_life=self.service.life,
             checksums=self.service.checksums,
@@ -53,7 +54,7 @@ class Pair(Bench):
         self.request = StagedRequest(self.plan.pairs()[0], 0, [SOURCE_IDS], [SINK_IDS])
 
     def verify(self, first: int = 0, info: WorkerInfo | None = None) -> None:
-        self.verifier.verify("127.0.0.1", info or self.info, self.request, (first, END), time.monotonic() + 5)
+        self.verifier.verify(info or self.info, self.request, (first, END), time.monotonic() + 5)
 
     def close(self) -> None:
         self.service.close()

@@ -213,6 +213,17 @@ def test_an_engine_over_two_hosts_has_a_headless_second_node() -> None:
     assert second.env["VLLM_HOST_IP"] == "10.0.0.2"
 
 
+def test_workers_on_an_engines_second_host_are_reached_there() -> None:
+    pools = [{**NPU_POOLS[0], "hosts": ["10.0.0.1", "10.0.0.3"], "parallel": {"tp": 16}}, NPU_POOLS[1]]
+    of = cluster(pools, connector={"protocol": "ascend"})
+    topology = derive_topology(of)
+    replica = topology.replicas[0]
+    plans_of = [engine_plan(of, topology, replica, replica.engines[0], SITE, node) for node in (0, 1)]
+    configs = [kv_config(plan) for plan in plans_of]
+    assert [config["kv_connector_extra_config"].pop("host") for config in configs] == ["10.0.0.1", "10.0.0.3"]
+    assert configs[0] == configs[1]
+
+
 def test_a_checkout_stays_importable_in_any_folder() -> None:
     plan = plans(cluster())["prefill/0"]
     env = full_environment(plan, {"PYTHONPATH": "/mine", "HOME": "/h"})

@@ -82,7 +82,7 @@ class Bench:
                 tp_rank=worker, pp_rank=0, transport="loopback", session="", layout=self.prefill[worker].layout
             )
             request = StagedRequest(pair, 0, [SOURCE_IDS], [SINK_IDS])
-            moved += mover.move("127.0.0.1", info, request, (first, end), time.monotonic() + 10)
+            moved += mover.move(info, request, (first, end), time.monotonic() + 10)
         return moved
 
     def expected(self, first_block: int = 0) -> np.ndarray:
