@@ -30,6 +30,8 @@ class PushChunk:
     replaces: bool
     first_token: int
     """Tokens before it were computed before this step, or are P's prefix hit."""
+    settled_token: int
+    """Tokens before it were computed before this step, by whomever."""
     end_token: int
 
 

@@ -25,6 +25,7 @@ from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
 from connectors.handoff.unreserved import UnreservedCap
 from connectors.layerwise.metadata import LayerwiseMetadata, LayerwiseReport, PushBegin, PushChunk
+from connectors.layerwise.settled import StepWrites
 from connectors.request_params import params_for
 
 logger = logging.getLogger(__name__)
@@ -56,12 +57,18 @@ class PrefillScheduler:
     """
 
     def __init__(
-        self, endpoint: EngineEndpoint, max_unreserved_blocks: int, patience_s: float, metaserver: str
+        self,
+        endpoint: EngineEndpoint,
+        max_unreserved_blocks: int,
+        patience_s: float,
+        metaserver: str,
+        block_size: int,
     ) -> None:
         self._metaserver = metaserver
         self._endpoint = endpoint
         self._max_unreserved_blocks = max_unreserved_blocks
         self._patience_s = patience_s
+        self._block_size = block_size
         self._prefills: dict[str, _Prefill] = {}
         self._transfers: dict[str, str] = {}
         self._revoked: dict[str, str] = {}
@@ -95,8 +102,9 @@ class PrefillScheduler:
             prefill = self._prefills.get(request_id)
             if prefill is not None and prefill.announced:
                 metadata.preempted.append(prefill.params.transfer_id)
-        self._describe_new(output, metadata)
-        self._describe_cached(output, metadata)
+        writes = StepWrites(output, self._block_size)
+        self._describe_new(output, metadata, writes)
+        self._describe_cached(output, metadata, writes)
         self._drop_unreserved()
         metadata.finished, self._finished = self._finished, {}
         metadata.cancels, self._cancels = self._cancels, {}
@@ -163,7 +171,7 @@ class PrefillScheduler:
         """Whether the workers should hear something although no request is computed."""
         return bool(self._messages or self._finished or self._cancels)
 
-    def _describe_new(self, output: SchedulerOutput, metadata: LayerwiseMetadata) -> None:
+    def _describe_new(self, output: SchedulerOutput, metadata: LayerwiseMetadata, writes: StepWrites) -> None:
         for new in output.scheduled_new_reqs:
             prefill = self._prefills.get(new.req_id)
             if prefill is None:
@@ -181,9 +189,10 @@ class PrefillScheduler:
                 )
             )
             scheduled = output.num_scheduled_tokens[new.req_id]
-            self._add_chunk(metadata, prefill, new.block_ids, True, new.num_computed_tokens, scheduled)
+            chunk = self._chunk(prefill, new.block_ids, True, new.num_computed_tokens, scheduled, writes)
+            metadata.chunks.append(chunk)
 
-    def _describe_cached(self, output: SchedulerOutput, metadata: LayerwiseMetadata) -> None:
+    def _describe_cached(self, output: SchedulerOutput, metadata: LayerwiseMetadata, writes: StepWrites) -> None:
         cached = output.scheduled_cached_reqs
         for request_id, block_ids, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -193,25 +202,19 @@ class PrefillScheduler:
                 continue
             resumed = request_id in cached.resumed_req_ids
             scheduled = output.num_scheduled_tokens[request_id]
-            self._add_chunk(metadata, prefill, block_ids or (), resumed, computed, scheduled)
+            metadata.chunks.append(self._chunk(prefill, block_ids or (), resumed, computed, scheduled, writes))
 
-    def _add_chunk(
-        self,
-        metadata: LayerwiseMetadata,
-        prefill: _Prefill,
-        block_ids: BlockIds,
-        replaces: bool,
-        computed: int,
-        scheduled: int,
-    ) -> None:
-        metadata.chunks.append(
-            PushChunk(
-                transfer_id=prefill.params.transfer_id,
-                new_block_ids=block_ids,
-                replaces=replaces,
-                first_token=computed,
-                end_token=min(computed + scheduled, prefill.request.num_prompt_tokens),
-            )
+    @staticmethod
+    def _chunk(
+        prefill: _Prefill, block_ids: BlockIds, replaces: bool, computed: int, scheduled: int, writes: StepWrites
+    ) -> PushChunk:
+        return PushChunk(
+            transfer_id=prefill.params.transfer_id,
+            new_block_ids=block_ids,
+            replaces=replaces,
+            first_token=computed,
+            settled_token=writes.settled(block_ids, computed) if replaces else computed,
+            end_token=min(computed + scheduled, prefill.request.num_prompt_tokens),
         )
 
     def _drop_unreserved(self) -> None:

@@ -43,10 +43,10 @@ class PushProgress:
             if event is not None:
                 self._after[layer] = event
 
-    def compute_all(self, end: int) -> None:
-        """The same of every layer, e.g. P's prefix hit."""
+    def compute_all(self, end: int, event: Any = None) -> None:
+        """The same of every layer, e.g. P's prefix hit from before this step."""
         for layer in self._ready:
-            self.compute(layer, end)
+            self.compute(layer, end, event)
 
     def reserve(self, num_cached: int, unit_tokens: int) -> None:
         """D has the first `num_cached` tokens; from now on batches can be taken."""

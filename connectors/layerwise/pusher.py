@@ -21,7 +21,7 @@ from ascend_pd.layout.description import KVLayout
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Reply, Verdict
 from ascend_pd.wire.params import Reservation
-from connectors.device.base import Device
+from connectors.device.base import Device, Event
 from connectors.driver import LedgerDriver
 from connectors.handoff.actions import (
     CloseSession,
@@ -110,6 +110,8 @@ class Pusher:
 
     def begin_step(self, metadata: LayerwiseMetadata) -> None:
         """Before the forward: take in what the scheduler says of this step."""
+        # The device may still be at work on earlier steps.
+        before = self._device.record() if metadata.chunks else None
         with self._driver.changed:
             ledger = self._opened(metadata)
             now = time.monotonic()
@@ -119,7 +121,7 @@ class Pusher:
                 self._begin(order, now)
             self._step = []
             for chunk in metadata.chunks:
-                self._plan_chunk(chunk, now)
+                self._plan_chunk(chunk, now, before)
             for transfer_id, reason in metadata.cancels.items():
                 self._driver.perform(ledger.cancel(transfer_id, reason, now))
             for transfer_id, owner in metadata.finished.items():
@@ -205,7 +207,7 @@ class Pusher:
         push.wait = self._rendezvous.wait_for(order.metaserver, order.transfer_id, self._patience_s)
         push.wait.add_done_callback(lambda future: self._reserved(push, future))
 
-    def _plan_chunk(self, chunk: PushChunk, now: float) -> None:
+    def _plan_chunk(self, chunk: PushChunk, now: float, before: Event | None) -> None:
         push = self._pushes.get(chunk.transfer_id)
         if push is None:
             return
@@ -215,7 +217,7 @@ class Pusher:
         else:
             for known, new in zip(push.block_ids, chunk.new_block_ids, strict=False):
                 known += new
-        push.progress.compute_all(chunk.first_token)
+        push.progress.compute_all(chunk.settled_token, before)
         self._step.append((push, chunk.end_token))
         self._wake(push)
 

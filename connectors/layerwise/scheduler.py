@@ -37,7 +37,9 @@ class LayerwiseScheduler:
         self._decode: DecodeScheduler | None = None
         if settings.is_producer:
             cap = config.max_unreserved_blocks or max(1, num_blocks // _UNRESERVED_SHARE)
-            self._prefill = PrefillScheduler(self.endpoint, cap, config.lease_seconds, config.metaserver)
+            self._prefill = PrefillScheduler(
+                self.endpoint, cap, config.lease_seconds, config.metaserver, settings.block_size
+            )
         if settings.is_consumer:
             self._rendezvous = RendezvousClient(settings.secret, settings.engine_id)
             self._decode = DecodeScheduler(settings, self.endpoint, self._rendezvous, single_group=single_group)

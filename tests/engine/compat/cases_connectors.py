@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,40 @@ def test_layerwise_brings_the_whole_prompt_and_gives_the_blocks_back(
         step_until(lambda: decode.scheduler.running, prefill, decode)
         assert decode.wrong_cells("d", num_tokens - 1) == []
         step_until(lambda: decode.finished() and prefill.free_blocks == free, prefill, decode)
+
+
+def push_with_a_shared_prefix(tmp_path: Path, at_once: bool, compute: Callable[[Engine], None]) -> None:
+    """Another request computes the same prompt on prefill, in the same step (`at_once`) or in an earlier one."""
+    with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector") as (prefill, decode):
+        params = {"transfer_id": str(uuid.uuid4()), "metaserver": served.url}
+        decode.add("d", 100, to_dict(LayerwiseDecode(**params)), 3, "x")
+        decode.run_step()
+        prefill.add("other", 100, None, 1, "x")
+        if not at_once:
+            prefill.run_step()
+        prefill.add("p", 100, to_dict(LayerwisePrefill(**params)), 1, "x")
+        compute(prefill)
+        step = prefill.run_step()
+        [hit] = [new.num_computed_tokens for new in step.scheduled_new_reqs if new.req_id == "p"]
+        assert hit == 100 // BLOCK * BLOCK
+        prefill._compute = lambda kernel: kernel()
+        step_until(lambda: decode.scheduler.running, prefill, decode)
+        assert decode.wrong_cells("d", 99) == []
+
+
+def test_a_prefix_that_another_request_of_the_same_step_computes_is_not_pushed_before(tmp_path: Path) -> None:
+    def slowly(prefill: Engine) -> None:
+        prefill._compute = lambda kernel: (time.sleep(0.4), kernel())[1]
+
+    push_with_a_shared_prefix(tmp_path, True, slowly)
+
+
+def test_a_prefix_from_an_earlier_step_is_pushed_while_the_first_layer_is_computed(tmp_path: Path) -> None:
+    def until_something_went(prefill: Engine) -> None:
+        moves = prefill.worker._worker.rank.transport.moves
+        prefill._compute = lambda kernel: (step_until(lambda: moves), kernel())[1]
+
+    push_with_a_shared_prefix(tmp_path, False, until_something_went)
 
 
 @pytest.mark.parametrize("policy", ["fail", "recompute"])
