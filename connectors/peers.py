@@ -35,6 +35,7 @@ class PeerDirectory:
     Args:
         layout: this worker's; `push`: it is on P and writes (layer-wise), otherwise on D and reads.
         expected_tp: the peer's TP size when the configuration names it.
+        checksum: compare what is moved; the peer must be ready for it, or not expect it either.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class PeerDirectory:
         expected_tp: int = 0,
         *,
         push: bool,
+        checksum: bool = False,
     ) -> None:
         self._client = client
         self._fingerprint = fingerprint
@@ -53,6 +55,7 @@ class PeerDirectory:
         self._transport_name = transport_name
         self._expected_tp = expected_tp
         self._push = push
+        self._checksum = checksum
         self._peers: OrderedDict[Address, Peer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -94,6 +97,11 @@ class PeerDirectory:
             expected_tp=self._expected_tp,
             timeout_s=timeout_s,
         )
+        if any(worker.checksums is not self._checksum for worker in reply.workers):
+            here, there = ("on", "off") if self._checksum else ("off", "on")
+            raise PairingError(
+                f"connector.checksum is {here} here and {there} at {reply.engine}: say the same for both"
+            )
         layouts = [worker.layout for worker in reply.workers]
         return Peer(
             engine=reply.engine,

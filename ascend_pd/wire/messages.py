@@ -25,6 +25,8 @@ class Verdict(StrEnum):
     EPOCH = "epoch"
     """The message is meant for another life of this engine."""
     REFUSED = "refused"
+    LATER = "later"
+    """Not now: the receiver's endpoint is being renewed. Shake hands and ask again."""
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +117,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source_host: str = ""
     source_port: int = 0
     """P's side channel, where D sends its Abort; without it D's only way out is its own fence."""
+    endpoints: int = 0
+    """`HelloReply.endpoints` of the handshake that P's sessions come from."""
 
 
 class Pushed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="pushed"):
@@ -185,6 +189,8 @@ class StageOpen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     push: bool
     """The caller writes into the receiver's slots, which then scatters; otherwise the receiver gathers and the
     caller reads."""
+    void: str = ""
+    """A token that the caller will not use again, because a transfer with it failed."""
 
 
 class StageReady(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="stage_ready"):
@@ -216,6 +222,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Checksum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="checksum"):
     """Active rank → passive rank: what does this batch of your cache add up to, now that it was moved?"""
 
+    question: str
+    """A nonce: a repeat of the same question is answered from memory."""
     life: str
     """The receiver's, from its `WorkerInfo`."""
     layout: KVLayout

@@ -235,6 +235,10 @@ class SinkLedger:
             actions += self._apply(record, E.DEADLINE, now, f"deadline passed while {record.state}")[2]
         return actions
 
+    def num_receiving(self) -> int:
+        """Healthy transfers whose bytes are on their way."""
+        return sum(1 for record in self._live() if record.state is S.RECEIVING)
+
     def num_waiting(self) -> int:
         """Transfers whose blocks vLLM must not touch yet."""
         return sum(1 for record in self._live() if record.begun and not record.reported)

@@ -7,7 +7,7 @@ the table `SOURCE` alone; this file only says which event a message or call is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import inf
 
@@ -153,11 +153,17 @@ class SourceLedger:
         event = E.DRAIN_OVERDUE if self._get(transfer_id).inflight else E.DRAINED
         return self._apply(self._get(transfer_id), event, now, "writes did not end in time")[2]
 
-    def session_closed(self, now: float) -> list[SourceAction]:
+    def session_closed(self, now: float, spared: Collection[str] = ()) -> list[SourceAction]:
         """This rank's transport session is closed: nothing reads its blocks any more. What was sent before may still
-        be applied by D's transport (seen over TCP: 1.2 MB), so this is no promise to D."""
+        be applied by D's transport (seen over TCP: 1.2 MB), so this is no promise to D.
+
+        Args:
+            spared: transfers that write through another session.
+        """
         actions: list[SourceAction] = []
         for record in self._live():
+            if record.transfer_id in spared:
+                continue
             if record.inflight or record.state is S.CLOSING:
                 closed = replace(record, inflight=0, dirty=True)
                 actions += self._apply(closed, E.SESSION_CLOSED, now, "transport session closed")[2]

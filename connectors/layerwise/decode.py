@@ -119,6 +119,7 @@ class DecodeScheduler:
             )
             self._perform(actions)
             if not begun:
+                self._book.end(params.transfer_id)
                 self._tell_failed(reserved)
                 self._received.add(reserved.request_id)
                 return
@@ -162,6 +163,7 @@ class DecodeScheduler:
             delivered, self._delivered = self._delivered, []
             for transfer_id in delivered:
                 self._perform(self._ledger.reported(transfer_id, now))
+            metadata.receiving = self._ledger.num_receiving() > 0
             if self._fence_wanted and self._fencing is None:
                 self._fence_wanted = False
                 self._fencing = metadata.fence = self._ledger.fence_begins()
@@ -190,6 +192,8 @@ class DecodeScheduler:
         if not isinstance(request, Claim | Pushed | Release | Abort):
             return Answer(verdict=Verdict.REFUSED, reason="this engine holds nothing for others (decode)")
         with self._lock:
+            if isinstance(request, Claim) and self._must_wait(request):
+                return Answer(verdict=Verdict.LATER, reason="decode renews its transport endpoint")
             answer, actions = self._ledger.handle(request, time.monotonic())
             granted = isinstance(request, Claim) and isinstance(answer, Answer) and answer.verdict is Verdict.OK
             reserved = self._book.by_transfer.get(request.transfer_id)
@@ -200,6 +204,14 @@ class DecodeScheduler:
                 reserved.num_bytes += request.bytes_sent
             self._perform(actions)
         return answer
+
+    def _must_wait(self, claim: Claim) -> bool:
+        """A fence would cut what is granted now: let P come again, with the sessions of after the fence."""
+        reserved = self._book.by_transfer.get(claim.transfer_id)
+        if reserved is None or reserved.source_address is not None or claim.sink_epoch != self._endpoint.ref.epoch:
+            return False
+        renewing = self._fence_wanted or self._fencing is not None
+        return renewing or claim.endpoints < self._endpoint.endpoints
 
     def tick(self, now: float) -> float | None:
         """Let deadlines take effect; returns when to look again."""

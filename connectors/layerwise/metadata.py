@@ -54,6 +54,8 @@ class LayerwiseMetadata(KVConnectorMetadata):  # type: ignore[misc]
     """D: requests that each worker returns as finished_recving."""
     failed: set[str] = field(default_factory=set)
     invalid_block_ids: set[int] = field(default_factory=set)
+    receiving: bool = False
+    """D: healthy pushes are under way, which a fence spares for a while."""
     fence: int | None = None
     """D: destroy the transport endpoint; the number comes back in the report."""
 

@@ -30,6 +30,10 @@ class Push:
     wait: Future[Reservation] | None = None
     reservation: Reservation | None = None
     sink: Peer | None = None
+    via: str = ""
+    """The session of the write that runs, or ran last."""
+    preempted: bool = False
+    """vLLM waits for the writes in flight: nothing else is worth waiting for."""
     pumping: bool = False
     sealed: bool = False
     bytes_sent: int = 0
@@ -54,8 +58,8 @@ class Push:
         """D's side channel."""
         return self.reserved.sink_host, self.reserved.sink_port
 
-    def claim(self, source: EngineRef, num_ranks: int, side_address: Address) -> Claim:
-        """May this engine write into the reservation?"""
+    def claim(self, source: EngineRef, num_ranks: int, side_address: Address, endpoints: int) -> Claim:
+        """May this engine write into the reservation, through D's sessions of this count?"""
         return Claim(
             transfer_id=self.transfer_id,
             sink_epoch=self.reserved.sink_epoch,
@@ -64,6 +68,7 @@ class Push:
             prompt_hash=self.order.prompt_hash,
             source_host=side_address[0],
             source_port=side_address[1],
+            endpoints=endpoints,
         )
 
     def pushed(self, source: EngineRef, rank: int, sink: EngineRef) -> Pushed:

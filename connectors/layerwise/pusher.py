@@ -35,9 +35,11 @@ from connectors.handoff.actions import (
 from connectors.handoff.source import SourceLedger, SourceLimits
 from connectors.handshake import Address
 from connectors.lanes import Lanes
+from connectors.layerwise.claiming import ClaimDenied, claim
 from connectors.layerwise.metadata import LayerwiseMetadata, PushBegin, PushChunk, PushReport
 from connectors.layerwise.progress import Batch, PushProgress
 from connectors.layerwise.push import Push
+from connectors.layerwise.session_closer import SessionCloser
 from connectors.layerwise.writer import Writer
 from connectors.peers import PeerDirectory
 from connectors.settings import ConnectorSettings
@@ -48,7 +50,6 @@ from connectors.transport.checksum import Verifier
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_S = 10.0
 _ANSWER_S = 10.0
 _MAX_ADDRESSES = 8192
 PREEMPTION_DRAIN_S = 5.0
@@ -99,12 +100,16 @@ class Pusher:
         self._freed: set[str] = set()
         self._reports: list[PushReport] = []
         self._unsound = ""
-        self._closing = False
+        self._claims = Lanes(f"claim-r{layout.worker}", device.bind_thread)
+        """Apart from the writes: a claim that waits behind them would look like no reservation."""
         self._lanes = Lanes(f"push-r{layout.worker}", device.bind_thread)
         self._driver: LedgerDriver[SourceAction] = LedgerDriver(
             f"push-clock-r{layout.worker}", self._perform, device.bind_thread
         )
         """Its lock guards everything above."""
+        self._closer = SessionCloser(
+            self._rank, transport, self._driver, closed=self._session_closed, failed=self._close_failed
+        )
 
     # --- vLLM's thread -----------------------------------------------------------------------------------------
 
@@ -138,13 +143,13 @@ class Pusher:
                 self._driver.perform(self._ledger.preempted(transfer_id, time.monotonic()))
                 push = self._pushes.get(transfer_id)
                 if push is not None:
+                    push.preempted = True
                     push.progress.rewind()
-            for transfer_id in transfer_ids:
-                if not self._drained_by(transfer_id, deadline):
-                    self._driver.perform(self._ledger.drain_overdue(transfer_id, time.monotonic()))
-            overdue = self._closing
+            overdue = [t for t in transfer_ids if not self._drained_by(t, deadline)]
+            for transfer_id in overdue:
+                self._driver.perform(self._ledger.drain_overdue(transfer_id, time.monotonic()))
         if overdue:
-            self._close_session()
+            self._closer.run()
 
     def save_layer(self, layer: int) -> None:
         """A layer's cache of this step is written: its final blocks may go."""
@@ -180,6 +185,7 @@ class Pusher:
 
     def close(self) -> None:
         """End all threads. The transport is closed before this, so that writes return."""
+        self._claims.close()
         self._lanes.close()
         self._driver.close()
 
@@ -213,6 +219,7 @@ class Pusher:
             return
         if chunk.replaces:
             push.block_ids = [list(ids) for ids in chunk.new_block_ids]
+            push.preempted = False
             self._driver.perform(self._book.resumed(chunk.transfer_id, now))
         else:
             for known, new in zip(push.block_ids, chunk.new_block_ids, strict=False):
@@ -246,7 +253,7 @@ class Pusher:
                 self._addresses.popitem(last=False)
             ended = push.ended
         if ended is None:
-            self._lanes.submit(push.address, lambda: self._claim(push))
+            self._claims.submit(push.address, lambda: self._claim(push))
             return
         engine = EngineRef(reservation.sink_engine_id, reservation.sink_epoch)
         self._send_abort(push.address, push.transfer_id, engine, drained=True, reason=ended)
@@ -254,20 +261,23 @@ class Pusher:
     # --- a lane's thread ---------------------------------------------------------------------------------------
 
     def _claim(self, push: Push) -> None:
-        reservation = push.reservation
-        if reservation is None:
-            return
+        reservation = push.reserved
         engine = EngineRef(reservation.sink_engine_id, reservation.sink_epoch)
-        claim = push.claim(self._engine, self._num_ranks, self._side_address)
         try:
-            sink = self._sinks.peer(push.address, engine, _HANDSHAKE_S, reservation.endpoints)
-            answer = self._client.request(push.address, claim, _ANSWER_S)
+            sink = claim(
+                push,
+                self._engine,
+                self._num_ranks,
+                self._side_address,
+                sinks=self._sinks,
+                client=self._client,
+                given_up=lambda: push.ended is not None,
+            )
         except AscendPdError as error:
-            self._turn_down(push, engine, str(error))
-            return
-        if not isinstance(answer, Answer) or answer.verdict is not Verdict.OK:
-            why = answer.reason if isinstance(answer, Answer) else type(answer).__name__
-            self._driver.tell(partial(self._book.denied, push.transfer_id, f"decode refused the claim: {why}"))
+            give_up = self._book.denied if isinstance(error, ClaimDenied) else self._book.cancel
+            self._driver.tell(partial(give_up, push.transfer_id, str(error)))
+            # D need not wait for its deadline, nor for this rank: nothing of it is, or will be, in flight.
+            self._send_abort(push.address, push.transfer_id, engine, drained=True, reason=str(error))
             return
         with self._driver.changed:
             push.sink = sink
@@ -275,11 +285,6 @@ class Pusher:
             self._driver.perform(self._book.granted(push.transfer_id, engine, time.monotonic()))
             self._reports.append(PushReport(push.transfer_id, "granted"))
             self._wake(push)
-
-    def _turn_down(self, push: Push, engine: EngineRef, reason: str) -> None:
-        """D need not wait for its deadline: tell it why P will not write."""
-        self._driver.tell(partial(self._book.cancel, push.transfer_id, reason))
-        self._send_abort(push.address, push.transfer_id, engine, drained=True, reason=reason)
 
     def _pump(self, push: Push) -> None:
         """Write whatever is ready until nothing is."""
@@ -290,8 +295,8 @@ class Pusher:
                     push.pumping = False
                     self._seal(push)
                     return
-                via = self._transport.session
-            self._write(push, batches, via)
+                push.via = self._transport.session
+            self._write(push, batches, push.via)
 
     def _seal(self, push: Push) -> None:
         if push.progress.complete and not push.sealed:
@@ -332,32 +337,21 @@ class Pusher:
                 self._send_abort(
                     address, action.transfer_id, action.peer, drained=action.drained, reason=action.reason
                 )
-        elif isinstance(action, CloseSession) and not self._closing:
-            self._closing = True
-            self._driver.later(self._close_session)
+        elif isinstance(action, CloseSession):
+            self._closer.order()
         elif isinstance(action, StopSubmitting):
             return  # `submit` refuses by itself
         elif isinstance(action, DemandRestart):
             self._unsound = f"transfer {action.transfer_id}: {action.reason}"
 
-    def _close_session(self) -> None:
-        with self._driver.changed:
-            if not self._closing:
-                return
-        try:
-            session = self._transport.rotate()
-        except AscendPdError as error:
-            reason = str(error)
-            with self._driver.changed:
-                self._closing = False
-                for transfer_id in list(self._pushes):
-                    self._driver.perform(self._book.close_failed(transfer_id, reason, time.monotonic()))
-            return
-        logger.warning("rank %d: transport endpoint closed and opened anew as %s", self._rank, session)
-        with self._driver.changed:
-            self._closing = False
-            self._driver.perform(self._book.session_closed(time.monotonic()))
-            self._driver.changed.notify_all()
+    def _session_closed(self, former: str) -> None:
+        now = time.monotonic()
+        spared = {push.transfer_id for push in self._pushes.values() if push.via and push.via != former}
+        self._driver.perform(self._book.session_closed(now, spared))
+
+    def _close_failed(self, reason: str) -> None:
+        for transfer_id in list(self._pushes):
+            self._driver.perform(self._book.close_failed(transfer_id, reason, time.monotonic()))
 
     def _send_pushed(self, action: SendPushed) -> None:
         push = self._pushes[action.transfer_id]
@@ -368,8 +362,14 @@ class Pusher:
     def _told(self, push: Push, done: Future[Reply]) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # the ledger's deadline frees the blocks: every write is acknowledged
+        answer = done.result()
         with self._driver.changed:
-            self._reports.append(push.report(time.monotonic()))
+            if isinstance(answer, Answer) and answer.verdict is not Verdict.OK:
+                # The writes are over all the same: the blocks are free.
+                reason = f"decode did not take it: {answer.reason}"
+                self._reports.append(PushReport(push.transfer_id, "failed", reason=reason))
+            else:
+                self._reports.append(push.report(time.monotonic()))
         self._driver.tell(partial(self._book.told, push.transfer_id))
 
     def _send_abort(

@@ -13,6 +13,7 @@ from ascend_pd.wire.identity import Fingerprint
 from connectors.device.kv_layout import layer_index
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata, LayerwiseReport
 from connectors.layerwise.pusher import Pusher
+from connectors.layerwise.session_closer import SPARE_S
 from connectors.peers import PeerDirectory
 from connectors.rank import Rank
 from connectors.settings import ConnectorSettings
@@ -49,6 +50,7 @@ class LayerwiseWorker:
         self._pusher: Pusher | None = None
         self._clients: list[SideChannelClient | RendezvousClient] = []
         self._metadata: LayerwiseMetadata | None = None
+        self._receiving = False
         self._fences: list[FenceReport] = []
         self._fence_lock = threading.Lock()
         self._fence_thread: threading.Thread | None = None
@@ -68,6 +70,7 @@ class LayerwiseWorker:
     def begin_step(self, metadata: LayerwiseMetadata) -> None:
         """The first thing of a step."""
         self._metadata = metadata
+        self._receiving = metadata.receiving
         if self._pusher:
             self._pusher.begin_step(metadata)
         if metadata.fence is not None:
@@ -125,7 +128,13 @@ class LayerwiseWorker:
         rendezvous = RendezvousClient(settings.secret, name)
         self._clients = [client, rendezvous]
         sinks = PeerDirectory(
-            client, self._fingerprint, layout, rank.transport.name, settings.config.peer_tp_size, push=True
+            client,
+            self._fingerprint,
+            layout,
+            rank.transport.name,
+            settings.config.peer_tp_size,
+            push=True,
+            checksum=settings.config.checksum,
         )
         return Pusher(
             settings,
@@ -148,7 +157,8 @@ class LayerwiseWorker:
         self.rank.device.bind_thread()
         failure = ""
         try:
-            session = self.rank.transport.rotate()
+            spare_s = min(SPARE_S, self._settings.config.quarantine_seconds / 4)
+            session = self.rank.transport.rotate(spare_s, lambda: self._receiving)
             logger.warning("transport endpoint destroyed and opened anew as %s", session)
         except AscendPdError as error:
             failure = str(error)

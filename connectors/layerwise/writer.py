@@ -31,7 +31,11 @@ class Writer:
     @staticmethod
     def _verify(verifier: Verifier, push: Push, batches: list[Batch], deadline: float) -> None:
         """Now, not at the end: a preempted prompt is computed anew elsewhere, not to the bit as it was sent."""
+
+        def given_up() -> bool:
+            return push.preempted  # vLLM waits for the blocks; what is unchecked was acknowledged all the same
+
         for worker, request in push.requests():
             for batch in batches:
                 tokens = batch.first, batch.end
-                verifier.verify(worker, request, tokens, deadline, batch.layers)
+                verifier.verify(worker, request, tokens, deadline, batch.layers, given_up)

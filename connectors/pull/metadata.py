@@ -42,8 +42,8 @@ class LoadReport:
     transfer_id: str
     ok: bool
     reason: str
-    bytes_moved: int
-    timings_ms: dict[str, float]
+    bytes_moved: int = 0
+    timings_ms: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

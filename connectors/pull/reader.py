@@ -36,6 +36,7 @@ from connectors.handoff.sink import SinkLedger, SinkLimits
 from connectors.handshake import Address
 from connectors.lanes import Lanes
 from connectors.peers import Peer, PeerDirectory
+from connectors.pull.comparison import Comparison
 from connectors.pull.metadata import LoadReport, PullLoad
 from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
@@ -144,7 +145,8 @@ class Reader:
             push=False,
             staging_bytes=config.staging_bytes,
         )
-        self._verifier = Verifier(device, client, layout, push=False) if config.checksum else None
+        verifier = Verifier(device, client, layout, push=False) if config.checksum else None
+        self._comparison = Comparison(verifier, client) if verifier is not None else None
         self._lanes = Lanes(f"pull-r{layout.tp_rank}", device.bind_thread)
         self._driver: LedgerDriver[SinkAction] = LedgerDriver(
             f"pull-clock-r{layout.tp_rank}", self._perform, device.bind_thread
@@ -226,8 +228,9 @@ class Reader:
         try:
             for worker, request in requests.items():
                 moved = self._mover.move(source.workers[worker], request, tokens, load.deadline, via)
-                if self._verifier is not None:
-                    self._verifier.verify(source.workers[worker], request, tokens, load.deadline)
+                if self._comparison is not None:
+                    where = load.address, load.transfer_id, source.workers[worker]
+                    self._comparison.compare(*where, request, tokens, load.deadline)
                 left -= 1
                 load.num_bytes += moved
                 load.read = time.monotonic()
@@ -363,9 +366,11 @@ class Reader:
         return set(order.block_ids[0][skip:])
 
     def _fail_stranger(self, order: PullLoad) -> None:
-        """A second request under one transfer id: the first keeps it."""
+        """A second request under one transfer id, after the end of the first."""
         self._results.finished.add(order.request_id)
         self._name_failed(order)
+        reason = "this transfer id was used before"
+        self._results.reports.append(LoadReport(transfer_id=order.handoff.transfer_id, ok=False, reason=reason))
 
 
 def _requests(load: _Load, source: Peer) -> dict[int, StagedRequest]:

@@ -46,7 +46,13 @@ class PullWorker:
             settings.secret, f"{settings.engine_id}/r{layout.tp_rank}", faults=settings.faults
         )
         peers = PeerDirectory(
-            self._client, self._fingerprint, layout, transport.name, settings.config.peer_tp_size, push=False
+            self._client,
+            self._fingerprint,
+            layout,
+            transport.name,
+            settings.config.peer_tp_size,
+            push=False,
+            checksum=settings.config.checksum,
         )
         self._reader = Reader(
             settings,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from ascend_pd.errors import ProtocolError, RemoteProtocolError, TransferError, UnreachableError
+from ascend_pd.errors import AscendPdError, ProtocolError, RemoteProtocolError, TransferError, UnreachableError
 from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.digest import batches, packed
 from ascend_pd.layout.plan import BlockIds, PairPlan
@@ -75,13 +76,32 @@ class Verifier:
         tokens: tuple[int, int],
         deadline: float,
         layers: Collection[int] | None = None,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """Compare the cache of `tokens` (first, end) on both ends, after it was moved.
 
+        Args:
+            given_up: asked between batches; what it leaves unchecked is no error.
+
         Raises:
-            TransferError: it differs, or the peer does not say in time; nothing is in flight.
-            RemoteProtocolError: the peer adds nothing up, or block ids that cannot be right.
+            TransferError: it differs, the peer does not say in time, or cannot; nothing is in flight.
         """
+        try:
+            self._compare(worker, request, tokens, deadline, layers, given_up)
+        except TransferError:
+            raise
+        except AscendPdError as error:
+            raise TransferError(f"comparing with the peer: {error}", quiesced=True) from error
+
+    def _compare(
+        self,
+        worker: WorkerInfo,
+        request: StagedRequest,
+        tokens: tuple[int, int],
+        deadline: float,
+        layers: Collection[int] | None,
+        given_up: Callable[[], bool],
+    ) -> None:
         if not worker.checksums:
             raise RemoteProtocolError("connector.checksum is on here and off at the peer: set it for both pools")
         lists = request.source_block_ids, request.sink_block_ids
@@ -89,7 +109,10 @@ class Verifier:
         ours, theirs = lists if self._push else (lists[1], lists[0])
         their_ids = tuple(tuple(map(int, ids)) for ids in theirs)
         for cells in parts:
+            if given_up():
+                return
             message = Checksum(
+                question=uuid.uuid4().hex,
                 life=worker.service_life,
                 layout=self._layout,
                 push=self._push,

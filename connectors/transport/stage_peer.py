@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ascend_pd.errors import ProtocolError, TransferError, UnreachableError
@@ -70,7 +71,8 @@ class StagePeer:
             TransferError: no answer; nothing was submitted.
         """
         if self._ready is None:
-            reply = self._result(self._client.submit(self._address, self._opening, self._patience(deadline)))
+            opening = msgspec.structs.replace(self._opening, void=self._void)
+            reply = self._result(self._client.submit(self._address, opening, self._patience(deadline)))
             if isinstance(reply, StageReady) and reply.token != self._void:
                 self._ready = reply
         return self._ready.slot_bytes if self._ready and self._ready.slots else 0

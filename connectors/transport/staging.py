@@ -77,10 +77,11 @@ class SlotPool:
             self._free.append(slot)
             self._changed.notify()
 
-    def lose(self, slot: Slot) -> None:
-        """Bytes may still land in, or be read from, the slot: it is not used again before a fence."""
+    def lose(self, slot: Slot, via: str = "") -> None:
+        """Bytes may still land in, or be read from, the slot through the endpoint `via` (the present one when it is
+        not named): it is not used again before that one is fenced."""
         with self._changed:
-            self._lost.append((slot, self._transport.session))
+            self._lost.append((slot, via or self._transport.session))
 
     def fenced(self) -> None:
         """A rotation of the transport has ended: slots lost on former endpoints are free again."""
@@ -157,7 +158,7 @@ class StagingPipeline:
         try:
             for batch in batches:
                 slot = self._slot(scattering, deadline)
-                self._carry(batch, slot, deadline, lambda w: self._transport.read(peer, w, deadline, via))
+                self._carry(batch, slot, deadline, lambda w: self._transport.read(peer, w, deadline, via), via)
                 scattering.append(self._start_copy(batch, slot, deadline))
             while scattering:
                 self._finish_copy(scattering.popleft(), give=True)
@@ -178,7 +179,7 @@ class StagingPipeline:
                 gathered = gathering.popleft()
                 self._finish_copy(gathered, give=False)
                 batch, slot = gathered.batch, gathered.slot
-                self._carry(batch, slot, deadline, lambda w: self._transport.write(peer, w, deadline, via))
+                self._carry(batch, slot, deadline, lambda w: self._transport.write(peer, w, deadline, via), via)
                 self._pool.give(slot)
                 written.append(batch)
             for batch in written:
@@ -210,7 +211,7 @@ class StagingPipeline:
             self._finish_copy(scattering.popleft(), give=True)
         return slot or self._pool.take(deadline)
 
-    def _carry(self, batch: Batch, slot: Slot, deadline: float, move: Callable[[Pieces], None]) -> None:
+    def _carry(self, batch: Batch, slot: Slot, deadline: float, move: Callable[[Pieces], None], via: str) -> None:
         try:
             batch.before(deadline)
             move(batch.wire(slot.address))
@@ -219,7 +220,7 @@ class StagingPipeline:
             if error.quiesced:
                 self._pool.give(slot)
             else:
-                self._pool.lose(slot)
+                self._pool.lose(slot, via)
             raise
         except AscendPdError:
             self._pool.give(slot)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ COPY_TIMEOUT_S = 5.0
 MAX_CALLERS = 16
 """Peers that can hold slots at once; a further one moves its pieces unstaged."""
 NUM_SLOTS = 2
+MAX_SUMS = 256
+"""Checksums remembered for repeated questions."""
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class WorkerService:
         self.checksums = checksums
         self._plans = PairPlans(layout)
         self._adder = Adder(device)
+        self._sums: OrderedDict[str, int] = OrderedDict()
         self.life = secrets.token_hex(8)
         """Made anew with every service: what is meant for a former one is refused."""
         slots, self._slot_bytes = slot_sizes(staging_bytes)
@@ -136,8 +140,14 @@ class WorkerService:
             return Answer(verdict=Verdict.EPOCH, reason="this worker was restarted")
         if not self.checksums:
             return Answer(verdict=Verdict.REFUSED, reason="connector.checksum is off")
+        known = self._sums.get(request.question)
+        if known is not None:
+            return ChecksumReply(crc32=known)
         plan = self._plans.plan(request.layout, request.choice, push=request.push)
         crc32 = self._adder.crc32(plan, request.cells, request.block_ids, of_source=not request.push)
+        self._sums[request.question] = crc32
+        if len(self._sums) > MAX_SUMS:
+            self._sums.popitem(last=False)
         return ChecksumReply(crc32=crc32)
 
     def _open(self, request: StageOpen) -> Reply:
@@ -146,9 +156,12 @@ class WorkerService:
         if not self._num_slots:
             return Answer(verdict=Verdict.REFUSED, reason="staging is off")
         caller = f"{request.caller}/{request.layout.worker}/{'push' if request.push else 'pull'}"
-        for token, lease in self._leases.items():
+        for token, lease in list(self._leases.items()):
             if lease.caller == caller and lease.layout == request.layout:
-                return self._ready(token, lease)
+                # A pull's slots are only read by the caller: its failed transfer can do no harm to the next one.
+                if token != request.void or lease.push:
+                    return self._ready(token, lease)
+                self._spare.append(self._leases.pop(token).buffer)
         buffer = self._free_buffer()
         if buffer is None:
             return Answer(verdict=Verdict.REFUSED, reason=f"{MAX_CALLERS} peers hold staging slots")

@@ -92,6 +92,7 @@ REQUESTS: tuple[Request, ...] = (
         prompt_hash="ab",
         source_host="10.0.0.1",
         source_port=36000,
+        endpoints=2,
     ),
     Pushed(
         transfer_id="t1",
@@ -104,7 +105,7 @@ REQUESTS: tuple[Request, ...] = (
     ),
     Abort(transfer_id="t1", epoch="epoch-d", sender=PREFILL, rank=1, drained=True, reason="cancelled"),
     Ask(transfer_id="t1"),
-    StageOpen(life="c3d4", caller="e5f6", layout=LAYOUT, push=False),
+    StageOpen(life="c3d4", caller="e5f6", layout=LAYOUT, push=False, void="a1b2"),
     Stage(
         token="a1b2",
         sequence=3,
@@ -114,6 +115,7 @@ REQUESTS: tuple[Request, ...] = (
         block_ids=((3, 2, 7),),
     ),
     Checksum(
+        question="f00d",
         life="c3d4",
         layout=LAYOUT,
         push=True,

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from ascend_pd.errors import RemoteProtocolError, TransferError
-from ascend_pd.wire.messages import Answer, Checksum, Verdict, WorkerInfo
+from ascend_pd.errors import TransferError
+from ascend_pd.wire.messages import Answer, Ask, Checksum, Reply, Request, Story, Verdict, WorkerInfo
+from connectors.pull.comparison import Comparison
+from connectors.sidechannel.server import SideChannelServer
 from connectors.transport.checksum import Verifier
 from connectors.transport.stage_peer import StagedRequest
 from connectors.transport.worker_service import WorkerService
@@ -86,7 +88,7 @@ def test_bytes_that_were_not_moved_are_not_compared(pair: Pair) -> None:
 
 
 def test_a_peer_that_adds_nothing_up_is_refused_with_what_to_do(pair: Pair) -> None:
-    with pytest.raises(RemoteProtocolError, match="set it for both pools"):
+    with pytest.raises(TransferError, match="set it for both pools"):
         pair.verify(info=msgspec.structs.replace(pair.info, checksums=False))
 
 
@@ -97,6 +99,7 @@ def test_a_peer_restarted_since_the_handshake_is_no_match(pair: Pair) -> None:
 
 def test_nonsense_is_refused_and_the_service_lives_on(pair: Pair) -> None:
     good = Checksum(
+        question="q",
         life=pair.service.life,
         layout=(pair.prefill[0] if pair.push else pair.decode).layout,
         push=pair.push,
@@ -125,3 +128,38 @@ def test_off_means_no_port_and_a_refusal() -> None:
         assert pair.service.port == 0
     finally:
         pair.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "says"),
+    [
+        ("released", "lease expired", "let go of the blocks.*lease expired"),
+        ("held", "", "not received as they were"),
+    ],
+)
+def test_a_difference_after_the_hold_is_over_is_no_corruption(state: str, reason: str, says: str) -> None:
+    pair = Pair(push=False)
+    pair.decode.cache[0, 0, SINK_IDS[0]] ^= 1
+    told: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        told.append(request)
+        return Story(known=True, state=state, reason=reason)
+
+    side = SideChannelServer("127.0.0.1", 0, b"", answer, "prefill")
+    side.start()
+    try:
+        comparison = Comparison(pair.verifier, pair.client)
+        with pytest.raises(TransferError, match=says):
+            comparison.compare(
+                ("127.0.0.1", side.port), "t", pair.info, pair.request, (0, END), time.monotonic() + 5
+            )
+        assert told == [Ask(transfer_id="t")]
+    finally:
+        side.close()
+        pair.close()
+
+
+def test_a_verification_that_is_given_up_is_no_error(pair: Pair) -> None:
+    pair.decode.cache[0, 0, SINK_IDS[0]] ^= 1
+    pair.verifier.verify(pair.info, pair.request, (0, END), time.monotonic() + 5, given_up=lambda: True)

@@ -136,3 +136,14 @@ def test_a_decode_with_a_larger_tp_is_refused_when_the_two_meet(
     sources = PeerDirectory(client, FINGERPRINT, workers(2)[0].layout, "mooncake/tcp", push=False)
     with pytest.raises(PairingError, match="tp-not-multiple"):
         sources.peer(prefill.address, prefill.ref, 10.0)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_engines_that_disagree_about_checksums_are_refused_before_anything_moves(
+    prefill: EngineEndpoint, client: SideChannelClient, here: bool
+) -> None:
+    prefill.publish(tuple(msgspec.structs.replace(worker, checksums=not here) for worker in workers(1)))
+    layout = workers(1)[0].layout
+    sources = PeerDirectory(client, FINGERPRINT, layout, "mooncake/tcp", push=False, checksum=here)
+    with pytest.raises(PairingError, match=r"connector.checksum is (on|off) here and (off|on) at prefill"):
+        sources.peer(prefill.address, prefill.ref, 10.0)

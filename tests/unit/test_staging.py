@@ -149,6 +149,21 @@ def test_a_slot_of_a_failed_transfer_is_not_used_before_the_fence(bench: Bench, 
     assert bench.pool.take_free() is not None
 
 
+def test_a_slot_cut_off_by_a_fence_is_free_when_that_fence_is_over(bench: Bench) -> None:
+    """The new endpoint is current before the transfers on the old one are cut."""
+    former = bench.transport.session
+
+    def cut() -> None:
+        bench.transport.rotate()
+        raise TransferError("cut off by a fence", quiesced=False)
+
+    bench.transport.on_move = cut
+    with pytest.raises(TransferError, match="cut off"):
+        bench.pipeline.read("peer", bench.read_batches(), soon(), former)
+    bench.pool.fenced()
+    assert {bench.pool.take_free() for _ in range(2)}.isdisjoint({None})
+
+
 @pytest.mark.parametrize("direction", ["read", "write"])
 def test_a_failure_with_nothing_submitted_costs_no_slot(bench: Bench, direction: str) -> None:
     fail_on(bench, 3, quiesced=True)

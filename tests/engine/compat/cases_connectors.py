@@ -89,6 +89,35 @@ def test_layerwise_brings_the_whole_prompt_and_gives_the_blocks_back(
         step_until(lambda: decode.finished() and prefill.free_blocks == free, prefill, decode)
 
 
+def test_a_transfer_id_used_again_after_a_pull_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with pair(tmp_path, "MooncakeConnector") as (prefill, decode):
+        prefill.add("p", 100, to_dict(PullPrefill(transfer_id=str(uuid.uuid4()))), prompt_of="x")
+        step_until(lambda: prefill.finished(), prefill)
+        handoff = prefill.finished()["p"].kv_transfer_params
+        free = decode.free_blocks
+        decode.add("d", 100, handoff, 3, "x")
+        step_until(lambda: "d" in decode.finished(), prefill, decode)
+        decode.add("again", 200, dict(handoff), 3, "y")
+        step_until(lambda: "again" in decode.finished() and decode.free_blocks == free, prefill, decode)
+        assert str(decode.finished()["again"].finish_reason) == "error"
+        assert not decode.connector._scheduler._decode._handoffs, "its hold would be renewed for ever"
+
+
+def test_a_transfer_id_used_again_after_a_push_fails_and_leaves_nothing(tmp_path: Path) -> None:
+    with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector") as (prefill, decode):
+        params = {"transfer_id": str(uuid.uuid4()), "metaserver": served.url}
+        free = decode.free_blocks
+        decode.add("d", 100, to_dict(LayerwiseDecode(**params)), 3, "x")
+        decode.run_step()
+        prefill.add("p", 100, to_dict(LayerwisePrefill(**params)), 1, "x")
+        step_until(lambda: "d" in decode.finished(), prefill, decode)
+        decode.add("again", 200, to_dict(LayerwiseDecode(**params)), 3, "y")
+        step_until(lambda: "again" in decode.finished() and decode.free_blocks == free, prefill, decode)
+        assert str(decode.finished()["again"].finish_reason) == "error"
+        book = decode.connector._scheduler._decode._book
+        assert not book.by_request and not book.by_transfer
+
+
 def push_with_a_shared_prefix(tmp_path: Path, at_once: bool, compute: Callable[[Engine], None]) -> None:
     """Another request computes the same prompt on prefill, in the same step (`at_once`) or in an earlier one."""
     with metaserver() as served, pair(tmp_path, "MooncakeLayerwiseConnector") as (prefill, decode):
