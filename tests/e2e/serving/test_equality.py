@@ -78,6 +78,19 @@ def test_tokens_equal_the_collocated_engines(
     assert after[moved] > before[moved], "no prompt token reached the decode engine"
 
 
+def test_requests_that_come_at_once_with_one_new_prefix_do_not_disturb_each_other(
+    cluster: Cluster, collocated: str
+) -> None:
+    """Prefill schedules them in one step, where one hits blocks that another is only about to compute."""
+    for turn in range(3):
+        prefix = prompt_of(256, 9000 + turn)
+        prompts = [prefix + prompt_of(20 + 7 * n, 9100 + 10 * turn + n) for n in range(4)]
+        answers = all_tokens(cluster.proxy.url, prompts, len(prompts))
+        alone, batched = (all_tokens(collocated, prompts, at_a_time) for at_a_time in (1, len(prompts)))
+        for answer, *right in zip(answers, alone, batched, strict=True):
+            assert answer in right
+
+
 def test_cache_really_came_from_prefill(cluster: Cluster) -> None:
     name = "vllm:external_prefix_cache_hits_total"
     before = cluster["decode/0"].metrics()[name]
