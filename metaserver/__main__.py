@@ -47,9 +47,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # the latter two: what can be no port and no host
         fix = "choose another --port or stop what listens there, and give an address of this machine as --host"
-        raise OperatorError(f"cannot listen on {host}:{port}: {error.strerror}", fix) from error
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise OperatorError(f"cannot listen on {host}:{port}: {why}", fix) from error
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -101,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings(secret=load_secret(arguments.secret_file), max_reservations=arguments.max_reservations)
         listener = bind(arguments.host, arguments.port)
-    except (OperatorError, OverflowError) as error:
+    except OperatorError as error:
         print(f"metaserver: {error}", file=sys.stderr)
         return 2
     _raise_file_limit()

@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 
@@ -19,7 +20,7 @@ from ascend_pd.errors import OperatorError
 from proxy.admin import create_admin_app
 from proxy.app import ProxyApp, create_app
 from proxy.bounded_http import BoundedHttp
-from proxy.load import load_secrets, load_settings
+from proxy.load import load_secrets, load_settings, reader_of
 from proxy.settings import Settings
 
 _log = logging.getLogger("proxy")
@@ -43,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     app = create_app(settings, secrets)
     _tame_collector()
-    server = Server(uvicorn_config(settings, app), app)
-    reload = (lambda: load_settings(arguments)) if {"--spec", "--settings"} & set(arguments) else None
-    admin = create_admin_app(app, secrets, reload) if admin_listener is not None else None
+    server = Server(uvicorn_config(settings, app), app, settings.timeouts.lame_duck_s)
+    admin = create_admin_app(app, secrets, reader_of(arguments)) if admin_listener is not None else None
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, _stop)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -75,16 +75,28 @@ def has_admin(settings: Settings) -> bool:
 class Server(uvicorn.Server):
     """Says that it is draining before it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, app: ProxyApp) -> None:
+    def __init__(self, config: uvicorn.Config, app: ProxyApp, lame_duck_s: float) -> None:
         super().__init__(config)
         self._app = app
+        self._lame_duck_s = lame_duck_s
+        self._leave_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: finish what is open, refuse new requests; a second signal stops at once."""
+        """Finish what is open, refuse new requests. SIGTERM goes on listening for `lame_duck_s` to say so; SIGINT, or a
+        second signal, closes the listener at once, and one more SIGINT cuts what is open."""
         _log.info("draining: open answers are finished, new requests are refused")
-        with contextlib.suppress(AttributeError):
+        with contextlib.suppress(AttributeError):  # not started yet
             self._app.services.admission.draining = True
-        super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM and self._lame_duck_s > 0 and self._leave_at is None and not self.should_exit:
+            self._leave_at = time.monotonic() + self._lame_duck_s
+        else:
+            super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn's own, ten times a second."""
+        if self._leave_at is not None and not self.should_exit and time.monotonic() >= self._leave_at:
+            super().handle_exit(signal.SIGTERM, None)
+        return await super().on_tick(counter)
 
 
 async def _serve(
@@ -116,9 +128,10 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
         listener.listen(2048)
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:  # the latter two: what can be no port and no host
         listener.close()
-        raise OperatorError(f"cannot listen on {host}:{port}: {error.strerror}", "choose another port") from error
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise OperatorError(f"cannot listen on {host}:{port}: {why}", "choose another host or port") from error
     return listener
 
 

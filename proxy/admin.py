@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ from proxy.app import ProxyApp, add_record_route
 from proxy.auth import Keyring, bearer
 from proxy.errors import ProxyError
 from proxy.fleet import Fleet, Instance
-from proxy.load import check_instance
-from proxy.services import Secrets
+from proxy.load import check_dialects, checked_instance
+from proxy.reload import unfollowed
+from proxy.services import Secrets, Services
 from proxy.settings import InstanceSettings, Role, Settings
 
 Reload = Callable[[], Settings]
@@ -36,9 +38,9 @@ class InstanceChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             OperatorError: not an instance.
         """
-        instance = InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank, dialect=self.dialect)
-        check_instance(instance)
-        return instance
+        return checked_instance(
+            InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank, dialect=self.dialect)
+        )
 
 
 def create_admin_app(app: ProxyApp, secrets: Secrets, reload: Reload | None) -> FastAPI:
@@ -60,8 +62,8 @@ def create_admin_app(app: ProxyApp, secrets: Secrets, reload: Reload | None) -> 
 async def _change(request: Request) -> InstanceChange:
     try:
         return msgspec.json.decode(await request.body(), type=InstanceChange)
-    except msgspec.DecodeError as error:
-        raise HTTPException(400, f"an instance is {{role, url[, side, dp_rank]}}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HTTPException(400, f"an instance is {{role, url[, side, dp_rank, dialect]}}: {error}") from error
 
 
 def _known(fleet: Fleet, change: InstanceChange) -> Instance:
@@ -71,7 +73,34 @@ def _known(fleet: Fleet, change: InstanceChange) -> Instance:
     return found
 
 
+async def _follow(services: Services, read: Settings) -> dict[str, list[str]]:
+    """Make the instances those of the files; new ones are probed before they get work.
+
+    Raises:
+        HTTPException: 409, the files describe another proxy than this one; nothing was changed.
+    """
+    other = unfollowed(services.settings, read)
+    if other.firm:
+        raise HTTPException(
+            409,
+            f"the files differ from this process in {', '.join(other.firm)}, which cannot change while it serves; "
+            "nothing was changed - put that back, or restart the proxy (and, for the mode or a secret, the engines)",
+        )
+    differences = services.fleet.differences(read)
+    await asyncio.gather(*(services.probes.first(i) for i in (*differences.added, *differences.changed)))
+    services.fleet.follow(differences)
+    return {
+        "added": [i.key for i in differences.added],
+        "changed": [i.key for i in differences.changed],
+        "removed": [i.key for i in differences.removed],
+        "needs_restart": list(other.deferred),
+    }
+
+
 def _add_routes(admin: FastAPI, app: ProxyApp, reload: Reload | None) -> None:
+    changing = asyncio.Lock()
+    """One change at a time: each looks, waits for probes and then acts."""
+
     @admin.exception_handler(OperatorError)
     async def refuse(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 400)
@@ -83,11 +112,19 @@ def _add_routes(admin: FastAPI, app: ProxyApp, reload: Reload | None) -> None:
 
     @admin.post("/instances")
     async def add(request: Request) -> JSONResponse:
-        """Take an instance in (or back, if it is draining)."""
+        """Take an instance in, or back if it is draining; a known one that is told otherwise is replaced."""
         change = await _change(request)
-        instance = app.services.fleet.add(change.settings(), change.role)
-        await app.services.probes.probe(instance)
-        return JSONResponse(view(instance, app.services.now()), 201)
+        settings = change.settings()
+        services = app.services
+        check_dialects(services.settings, [settings])
+        async with changing:
+            fresh = services.fleet.make(settings, change.role)
+            known = services.fleet.find(change.role, fresh.key)
+            instance = known if known is not None and known.equals(fresh) else fresh
+            await services.probes.first(instance)
+            services.fleet.put(instance)
+            instance.draining = False
+        return JSONResponse(view(instance, services.now()), 201)
 
     @admin.post("/instances/drain")
     async def drain(request: Request) -> JSONResponse:
@@ -108,7 +145,8 @@ def _add_routes(admin: FastAPI, app: ProxyApp, reload: Reload | None) -> None:
         """Read the files of the command line again and follow what they say about instances."""
         if reload is None:
             raise HTTPException(501, "this proxy was not started from a file")
-        return JSONResponse(app.services.fleet.follow(reload()))
+        async with changing:
+            return JSONResponse(await _follow(app.services, reload()))
 
     @admin.get("/metrics")
     async def metrics() -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 import ascend_pd
 from proxy.auth import bearer
@@ -17,7 +17,7 @@ from proxy.endpoint import read_body, serve
 from proxy.errors import LegFailed, ProxyError, error_body
 from proxy.load import load_secrets
 from proxy.openapi import document
-from proxy.passage import pass_to_any, read_checked
+from proxy.passage import serve_passage
 from proxy.request import CHAT, COMPLETIONS, WHOLE_PATHS
 from proxy.services import Secrets, Services, make_services
 from proxy.settings import Role, Settings
@@ -32,6 +32,8 @@ class ProxyApp(FastAPI):
     services: Services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self.services.admission.draining:
+            send = _closing(send)
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in TOKEN_PATHS:
             await serve(self.services, scope["path"], scope, receive, send)
         else:
@@ -42,6 +44,17 @@ class ProxyApp(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = document(super().openapi())
         return self.openapi_schema
+
+
+def _closing(send: Send) -> Send:
+    """Answers that end their connection: a client that comes again is to meet another proxy."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
 
 
 def create_app(settings: Settings, secrets: Secrets | None = None) -> ProxyApp:
@@ -89,7 +102,8 @@ def _add_status_routes(app: ProxyApp) -> None:
     @app.get("/ready", responses={503: {"description": "Not now", "content": {"application/json": {}}}})
     async def ready() -> JSONResponse:
         """Ready: a request can be served now."""
-        able = app.services.fleet.ready() and not app.services.admission.draining
+        services = app.services
+        able = services.fleet.can_serve(services.settings.policy.fallback) and not services.admission.draining
         return JSONResponse({"ready": able}, 200 if able else 503)
 
     @app.get("/version")
@@ -122,21 +136,17 @@ def _add_engine_routes(app: ProxyApp) -> None:
                     return Response(body, answer.status, media_type=answer.content_type)
         raise ProxyError("no engine answers", 503, kind="no_instance", retry_after_s=5)
 
+    tokenizers = (Role.UNION, Role.DECODE, Role.PREFILL)
+
     @app.post("/tokenize")
-    async def tokenize(request: Request) -> Response:
+    async def tokenize() -> Response:
         """Any engine's tokenizer."""
-        check_key(app, request)
-        body = await read_checked(app.services, request)
-        return await pass_to_any(app.services, "/tokenize", body, request, (Role.UNION, Role.DECODE, Role.PREFILL))
+        return _Passage(app, "/tokenize", tokenizers)
 
     @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
+    async def detokenize() -> Response:
         """Any engine's tokenizer."""
-        check_key(app, request)
-        body = await read_checked(app.services, request)
-        return await pass_to_any(
-            app.services, "/detokenize", body, request, (Role.UNION, Role.DECODE, Role.PREFILL)
-        )
+        return _Passage(app, "/detokenize", tokenizers)
 
     @app.post("/v1/metaserver/{token}", include_in_schema=False)
     async def called_back(token: str, request: Request) -> JSONResponse:
@@ -152,18 +162,29 @@ def _add_engine_routes(app: ProxyApp) -> None:
         return JSONResponse({"status": "ok" if done else "failed"}, 200 if done else 502)
 
     @app.post("/v1/{path:path}", include_in_schema=False)
-    async def others(path: str, request: Request) -> Response:
+    async def others(path: str) -> Response:
         """Endpoints that cannot be split over P and D: a union instance, or 501."""
-        check_key(app, request)
-        body = await read_checked(app.services, request)
-        if not app.services.fleet.instances(Role.UNION):
-            raise ProxyError(f"/v1/{path} needs a union instance, and this cluster has none", 501)
-        return await pass_to_any(app.services, f"/v1/{path}", body, request, (Role.UNION,))
+        return _Passage(app, f"/v1/{path}", (Role.UNION,))
+
+
+class _Passage(Response):
+    """Stands in for an answer that `serve_passage` writes by itself."""
+
+    def __init__(self, app: ProxyApp, path: str, roles: tuple[Role, ...]) -> None:
+        super().__init__()
+        self._app = app
+        self._path = path
+        self._roles = roles
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await serve_passage(self._app.services, self._path, self._roles, scope, receive, send)
 
 
 def add_record_route(on: FastAPI, app: ProxyApp) -> None:
-    """`/debug/records`: the last requests and their phases."""
+    """`/debug/records`: the last requests of all clients and their phases; API keys guard it on the public listener."""
 
     @on.get("/debug/records", include_in_schema=False)
-    async def records(transfer_id: str = "", limit: int = 100) -> JSONResponse:
+    async def records(request: Request, transfer_id: str = "", limit: int = 100) -> JSONResponse:
+        if on is app:
+            check_key(app, request)
         return JSONResponse({"records": await app.services.journal.views(transfer_id, max(1, min(limit, 1000)))})

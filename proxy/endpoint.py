@@ -1,4 +1,4 @@
-"""The token-carrying endpoints as plain ASGI: who asks, what, is there room, and then the exchange."""
+"""Requests as plain ASGI: who asks, what, is there room, and then the exchange."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from ascend_pd.errors import LocalProtocolError
+from proxy.admission import Admission
 from proxy.auth import bearer
 from proxy.downstream import AsgiDownstream, Downstream
 from proxy.errors import LegFailed, ProxyError, Refused
@@ -96,9 +98,40 @@ def session_of(request: ClientRequest) -> str:
     return ""
 
 
-async def serve(services: Services, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-    """One token-carrying request."""
-    record = Record(request_id="", path=path, received_at=time.monotonic())
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One request whose sender is known and whose body has been read."""
+
+    services: Services
+    path: str
+    raw: bytes
+    head: Head
+    down: AsgiDownstream
+    record: Record
+    trace: Trace
+
+
+Work = Callable[[], Awaitable[None]]
+Prepare = Callable[[Entry], Work]
+"""Looks at the body and says what is to be done once the request is admitted; both may raise ProxyError."""
+
+
+async def serve(
+    services: Services,
+    path: str,
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    prepare: Prepare | None = None,
+    route: str = "",
+) -> None:
+    """One request under all the rules of this proxy: keys, limits, admission, deadline, journal.
+
+    Args:
+        prepare: what kind of request it is; token-carrying unless told otherwise.
+        route: for the journal, while the request has not been looked at.
+    """
+    record = Record(request_id="", path=path, route=route, received_at=time.monotonic())
     down = AsgiDownstream(send)  # type: ignore[arg-type]
     trace: Trace | None = None
     try:
@@ -110,10 +143,9 @@ async def serve(services: Services, path: str, scope: Scope, receive: Receive, s
         if key is not None:
             record.key = key.name
         raw = await read_body(receive, services.settings.admission.max_body_bytes, head.content_length)
-        request = parse_request(path, raw)
-        _note(record, request)
-        serving = _Serving(services, request, down, record, head, key.limits if key else None, trace)
-        await _until_gone(serving, down, receive, services.settings.timeouts.request_s)
+        work = (prepare or _exchanging)(Entry(services, path, raw, head, down, record, trace))
+        admitted = _admitted(services.admission, record.key, key.limits if key else None, work)
+        await _until_gone(admitted, down, receive, services.settings.timeouts.request_s)
     except ProxyError as error:
         record.error = error.kind or "refused"
         await down.error(error)
@@ -138,38 +170,40 @@ def _note(record: Record, request: ClientRequest) -> None:
     record.prompt_tokens = request.prompt_tokens
 
 
+async def _admitted(admission: Admission, key: str, limits: KeyLimits | None, work: Work) -> None:
+    """Wait for a place, then work."""
+    place = await admission.enter(key, limits)
+    try:
+        await work()
+    finally:
+        place.leave()
+
+
+def _exchanging(entry: Entry) -> Work:
+    """A token-carrying request."""
+    request = parse_request(entry.path, entry.raw)
+    _note(entry.record, request)
+    return _Serving(entry, request).run
+
+
 class _Serving:
     """One admitted request."""
 
-    def __init__(
-        self,
-        services: Services,
-        request: ClientRequest,
-        down: AsgiDownstream,
-        record: Record,
-        head: Head,
-        limits: KeyLimits | None,
-        trace: Trace,
-    ) -> None:
-        self._services = services
+    def __init__(self, entry: Entry, request: ClientRequest) -> None:
+        self._services = entry.services
         self._request = request
-        self._down = down
-        self._record = record
-        self._head = head
-        self._limits = limits
-        self._trace = trace
+        self._down = entry.down
+        self._record = entry.record
+        self._head = entry.head
+        self._trace = entry.trace
 
     async def run(self) -> None:
-        """Wait for a place, then exchange.
+        """Exchange.
 
         Raises:
             ProxyError
         """
-        place = await self._services.admission.enter(self._record.key, self._limits)
-        try:
-            await self._exchange_all(self._engine_headers())
-        finally:
-            place.leave()
+        await self._exchange_all(self._engine_headers())
 
     async def _exchange_all(self, headers: dict[str, str]) -> None:
         if self._request.route is not Route.SPLIT or not self._services.fleet.instances(Role.PREFILL):
@@ -235,7 +269,9 @@ class _Watch:
             self._waiting.close()
 
 
-async def _until_gone(serving: _Serving, down: AsgiDownstream, receive: Receive, request_s: float) -> None:
+async def _until_gone(
+    serving: Coroutine[Any, Any, None], down: AsgiDownstream, receive: Receive, request_s: float
+) -> None:
     """Run; a client that leaves, or a request that takes too long, cancels it and with it both legs.
 
     Raises:
@@ -243,7 +279,7 @@ async def _until_gone(serving: _Serving, down: AsgiDownstream, receive: Receive,
     """
     watch = _Watch(down, receive, request_s)
     try:
-        await serving.run()
+        await serving
     except asyncio.CancelledError:
         if watch.why is None:
             raise

@@ -131,13 +131,7 @@ class Exchange:
         )
 
     def _fallback_role(self) -> Role | None:
-        fleet = self._services.fleet
-        fallback = self._services.settings.policy.fallback
-        if fallback == "none":
-            return None
-        if any(i.available() for i in fleet.instances(Role.UNION)) or not fleet.instances(Role.DECODE):
-            return Role.UNION if fleet.instances(Role.UNION) else None
-        return Role.DECODE if fallback == "local" else None
+        return self._services.fleet.fallback_role(self._services.settings.policy.fallback)
 
     async def _attempt(self) -> None:
         attempt = Attempt(transfer_id_from(os.urandom(16)), self._services.holds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from ascend_pd.wire.messages import HelloReply
 from proxy.breaker import Breaker
@@ -45,6 +46,10 @@ class Instance:
         self.identity: HelloReply | None = None
         """What its side channel said; None while unknown."""
 
+    def equals(self, other: Instance) -> bool:
+        """Is it the same engine, spoken to in the same way?"""
+        return (self.settings, self.dialect) == (other.settings, other.dialect)
+
     def available(self, now: float | None = None) -> bool:
         """May new work go here?"""
         return self.healthy and not self.draining and self.breaker.allows(time.monotonic() if now is None else now)
@@ -78,6 +83,16 @@ class Load:
             self.instance.breaker.abandoned()
 
 
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """Between the instances of a fleet and those of new settings."""
+
+    added: list[Instance]
+    changed: list[Instance]
+    """New ones, of a known key but with other settings."""
+    removed: list[Instance]
+
+
 class Fleet:
     """All instances by role, and a policy for each role."""
 
@@ -102,39 +117,55 @@ class Fleet:
             return self._instances[role]
         return [i for members in self._instances.values() for i in members]
 
+    def make(self, settings: InstanceSettings, role: Role) -> Instance:
+        """An instance that is not taken in yet."""
+        return Instance(settings, role, self._dialect)
+
     def add(self, settings: InstanceSettings, role: Role) -> Instance:
-        """A new instance, or the one that is there already, drained no longer."""
-        instance = Instance(settings, role, self._dialect)
-        for known in self._instances[role]:
-            if known.key == instance.key:
-                known.draining = False
-                return known
-        self._instances[role] = [*self._instances[role], instance]
+        """A new instance, taken in unprobed."""
+        instance = self.make(settings, role)
+        self.put(instance)
         return instance
+
+    def put(self, instance: Instance) -> None:
+        """Take it in. One that was known under its key makes way and hands on whether it drains; requests that the
+        old one still serves end undisturbed."""
+        known = self.find(instance.role, instance.key)
+        if known is None:
+            self._instances[instance.role] = [*self._instances[instance.role], instance]
+            return
+        instance.draining = known.draining
+        self._instances[instance.role] = [instance if i is known else i for i in self._instances[instance.role]]
 
     def remove(self, instance: Instance) -> None:
         """Forget an instance; requests that it still serves end undisturbed."""
-        self._instances[instance.role] = [i for i in self._instances[instance.role] if i is not instance]
+        self._instances[instance.role] = [i for i in self._instances[instance.role] if i.key != instance.key]
 
     def find(self, role: Role, key: str) -> Instance | None:
         """By role and key."""
         return next((i for i in self._instances[role] if i.key == key), None)
 
-    def follow(self, settings: Settings) -> dict[str, list[str]]:
-        """Add and remove instances until they are those of new settings; returns what was done, by key."""
+    def differences(self, settings: Settings) -> Differences:
+        """What has to be done for the instances to be those of new settings."""
+        found = Differences([], [], [])
         wanted = {Role.PREFILL: settings.prefill, Role.DECODE: settings.decode, Role.UNION: settings.union}
-        done: dict[str, list[str]] = {"added": [], "removed": []}
         for role, members in wanted.items():
-            fresh = [Instance(member, role, self._dialect) for member in members]
-            for instance in fresh:
-                if self.find(role, instance.key) is None:
-                    done["added"].append(instance.key)
-                self.add(instance.settings, role)
-            keys = {instance.key for instance in fresh}
-            for gone in [i for i in self._instances[role] if i.key not in keys]:
-                self.remove(gone)
-                done["removed"].append(gone.key)
-        return done
+            fresh = {i.key: i for i in (self.make(member, role) for member in members)}
+            for instance in fresh.values():
+                known = self.find(role, instance.key)
+                if known is None:
+                    found.added.append(instance)
+                elif not known.equals(instance):
+                    found.changed.append(instance)
+            found.removed.extend(i for i in self._instances[role] if i.key not in fresh)
+        return found
+
+    def follow(self, differences: Differences) -> None:
+        """Do it."""
+        for instance in (*differences.added, *differences.changed):
+            self.put(instance)
+        for instance in differences.removed:
+            self.remove(instance)
 
     def wants_prefix(self) -> bool:
         """Does a policy ask for the prompt's block hashes?"""
@@ -146,10 +177,30 @@ class Fleet:
         cached = [policy.cached_tokens(i.key, work) for i in self._instances[Role.DECODE] if i.available()]
         return work.tokens - max(cached, default=0)
 
-    def ready(self) -> bool:
-        """Can a request be served now?"""
-        able = {role: any(i.available() for i in members) for role, members in self._instances.items()}
-        return able[Role.UNION] or (able[Role.PREFILL] and able[Role.DECODE])
+    def fallback_role(self, fallback: str) -> Role | None:
+        """Who serves alone what P and D cannot, by `policy.fallback`; None when nobody may."""
+        if fallback == "none":
+            return None
+        if self._able(Role.UNION) or not self._instances[Role.DECODE]:
+            return Role.UNION if self._instances[Role.UNION] else None
+        return Role.DECODE if fallback == "local" else None
+
+    def can_serve(self, fallback: str) -> bool:
+        """Would a request be served now? Judged as requests are routed: a pair that fits, else the fallback.
+
+        Engines that do not fit together are no case for the fallback: clients are told so.
+        """
+        if self._instances[Role.PREFILL]:
+            decoders = self._able(Role.DECODE)
+            pairs = [(p, d) for p in self._able(Role.PREFILL) for d in decoders if p.dialect == d.dialect]
+            if pairs:
+                return any(not self._misfit(p, d) for p, d in pairs)
+        role = self.fallback_role(fallback)
+        return role is not None and bool(self._able(role))
+
+    def _able(self, role: Role) -> list[Instance]:
+        now = time.monotonic()
+        return [i for i in self._instances[role] if i.available(now)]
 
     def choose_dialect(self, avoid: Collection[str] = ()) -> str:
         """The dialect whose instances can take work and have the least of it; nearly always the only one."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import ssl
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,11 +16,12 @@ from ascend_pd.secret import load_secret
 from ascend_pd.spec.cluster import Role as PoolRole
 from ascend_pd.spec.load import load_spec
 from ascend_pd.spec.topology import Engine, derive_topology
+from proxy.address import canonical_instance, check_base_url, check_port
 from proxy.auth import Key, parse_keys
 from proxy.dialects import DIALECTS
 from proxy.policy import POLICIES
 from proxy.services import Secrets
-from proxy.settings import InstanceSettings, Settings
+from proxy.settings import InstanceSettings, Role, Settings
 
 _FLAGS = ("host", "port", "mode", "dialect", "metaserver", "retries", "secret_file")
 _NESTED = {
@@ -44,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         description="One OpenAI endpoint for P/D engines. Flags go over --settings, which goes over --spec.",
     )
     parser.add_argument("--spec", metavar="FILE", help="cluster file: instances, mode, metaserver, addresses")
+    parser.add_argument("--reload-spec", metavar="FILE", help="what /reload reads in place of --spec's file")
     parser.add_argument(
         "--settings", metavar="FILE", help="JSON or YAML with the fields of proxy.settings.Settings"
     )
@@ -89,7 +91,7 @@ def parse_instance(text: str) -> InstanceSettings:
     fields: dict[str, Any] = {"url": url}
     for option in options:
         key, _, value = option.partition("=")
-        fields[key] = int(value) if key == "dp_rank" and value.isdigit() else value
+        fields[key] = int(value) if key == "dp_rank" and value.isascii() and value.isdigit() else value
     try:
         return msgspec.convert(fields, InstanceSettings)
     except msgspec.ValidationError as error:
@@ -105,8 +107,10 @@ def _read_file(path: str) -> dict[str, Any]:
         raise OperatorError(f"settings file {path}: {error.strerror}", "give a readable file") from error
     try:
         content = msgspec.yaml.decode(raw)
-    except msgspec.DecodeError as error:
-        raise OperatorError(f"settings file {path}: {error}", "write it as JSON or YAML") from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise OperatorError(
+            f"settings file {path}: {' '.join(str(error).split())}", "write it as JSON or YAML"
+        ) from error
     if not isinstance(content, dict):
         raise OperatorError(f"settings file {path} holds no mapping", "see proxy.settings.Settings for the keys")
     return content
@@ -185,7 +189,20 @@ def load_settings(argv: Sequence[str] | None = None) -> Settings:
         OperatorError: unknown key, wrong type, or a combination that cannot serve.
     """
     args = _parser().parse_args(argv)
-    fields = fields_of_spec(args.spec) if args.spec else {}
+    if args.reload_spec and not args.spec:
+        raise OperatorError("--reload-spec without --spec", "name the cluster file to start with by --spec")
+    return _settings_of(args, args.spec)
+
+
+def reader_of(argv: Sequence[str] | None = None) -> Callable[[], Settings] | None:
+    """Reads the files that this command line names once more; None when it names none."""
+    args = _parser().parse_args(argv)
+    spec = args.reload_spec or args.spec
+    return (lambda: _settings_of(args, spec)) if spec or args.settings else None
+
+
+def _settings_of(args: argparse.Namespace, spec: str | None) -> Settings:
+    fields = fields_of_spec(spec) if spec else {}
     if args.settings:
         fields = _merge(fields, _read_file(args.settings))
     given: dict[str, Any] = {name: getattr(args, name) for name in _FLAGS if getattr(args, name) is not None}
@@ -202,7 +219,7 @@ def load_settings(argv: Sequence[str] | None = None) -> Settings:
     except msgspec.ValidationError as error:
         raise OperatorError(f"proxy settings: {error}", "see proxy.settings.Settings for the keys") from error
     validate(settings)
-    return settings
+    return _checked_instances(settings)
 
 
 def load_secrets(settings: Settings) -> Secrets:
@@ -252,17 +269,11 @@ def validate(settings: Settings) -> None:
         raise OperatorError("prefill and decode instances must be given together", "add --prefill and --decode")
     if not settings.prefill and not settings.union:
         raise OperatorError("no instances", "add --prefill URL --decode URL, or --union URL")
-    for instance in (*settings.prefill, *settings.decode, *settings.union):
-        check_instance(instance)
     if settings.mode not in ("pull", "layerwise"):
         raise OperatorError(f"mode {settings.mode!r} is unknown", "pull or layerwise")
     if settings.dialect and settings.dialect not in DIALECTS:
         raise OperatorError(f"dialect {settings.dialect!r} is unknown", f"one of {', '.join(sorted(DIALECTS))}")
-    if (settings.dialect or settings.mode) in ("layerwise", "ascend-layerwise") and not settings.metaserver:
-        raise OperatorError(
-            "layer-wise handoffs need a metaserver",
-            "add --metaserver URL (for ascend-layerwise: this proxy's own URL, as the engines reach it)",
-        )
+    check_dialects(settings, (*settings.prefill, *settings.decode, *settings.union))
     for side, name in (("prefill", settings.policy.prefill), ("decode", settings.policy.decode)):
         if name not in POLICIES:
             raise OperatorError(f"policy.{side} {name!r} is unknown", f"one of {', '.join(sorted(POLICIES))}")
@@ -273,6 +284,14 @@ def validate(settings: Settings) -> None:
 
 def _check_listener(settings: Settings) -> None:
     listener = settings.listener
+    check_port(settings.port, "port", least=0)
+    check_port(listener.admin_port, "admin port", least=0)
+    for url, what in (
+        (settings.metaserver, "metaserver"),
+        (settings.observability.otlp_endpoint, "OTLP endpoint"),
+    ):
+        if url:
+            check_base_url(url, what)
     if bool(listener.tls_certificate) != bool(listener.tls_key):
         raise OperatorError("TLS needs a certificate and a key", "give --tls-certificate and --tls-key")
     if listener.admin_port and not listener.admin_key_file and listener.admin_host not in _LOOPBACK:
@@ -282,18 +301,39 @@ def _check_listener(settings: Settings) -> None:
         )
 
 
-def check_instance(instance: InstanceSettings) -> None:
-    """Refuse what is no instance.
+def checked_instance(instance: InstanceSettings) -> InstanceSettings:
+    """The instance in the one spelling that it is known by.
 
     Raises:
-        OperatorError: naming the URL or the side channel.
+        OperatorError: it is none; names the URL, the side channel, the rank or the dialect.
     """
-    parts = urlsplit(instance.url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.rstrip("/"):
-        raise OperatorError(f"instance URL {instance.url!r} is not http(s)://host:port", "leave out /v1 and paths")
     if instance.dialect and instance.dialect not in DIALECTS:
         raise OperatorError(
             f"dialect {instance.dialect!r} of {instance.url} is unknown", f"one of {', '.join(sorted(DIALECTS))}"
         )
-    if instance.side and not instance.side.rpartition(":")[2].isdigit():
-        raise OperatorError(f"side channel {instance.side!r} of {instance.url} is not HOST:PORT", "")
+    return canonical_instance(instance)
+
+
+def check_dialects(settings: Settings, instances: Iterable[InstanceSettings]) -> None:
+    """Refuse layer-wise instances where no metaserver is known.
+
+    Raises:
+        OperatorError
+    """
+    own = settings.dialect or settings.mode
+    if {own, *(i.dialect for i in instances)} & {"layerwise", "ascend-layerwise"} and not settings.metaserver:
+        raise OperatorError(
+            "layer-wise handoffs need a metaserver",
+            "add --metaserver URL (for ascend-layerwise: this proxy's own URL, as the engines reach it)",
+        )
+
+
+def _checked_instances(settings: Settings) -> Settings:
+    checked: dict[str, tuple[InstanceSettings, ...]] = {}
+    for role in Role:
+        members = checked[role] = tuple(checked_instance(i) for i in getattr(settings, role))
+        places = Counter((i.url, i.dp_rank) for i in members)
+        twice = next((url for (url, _), times in places.items() if times > 1), None)
+        if twice is not None:
+            raise OperatorError(f"the {role} instance {twice} is given twice", "name it once")
+    return msgspec.structs.replace(settings, **checked)

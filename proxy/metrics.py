@@ -18,6 +18,8 @@ from proxy.record import PHASES, Record
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKENS = (1.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+PASSED = "passed"
+"""Route of requests that carry no tokens; the histograms are about those that do."""
 
 
 class Histogram:
@@ -72,6 +74,13 @@ class Metrics(Collector):
 
     def count(self, record: Record) -> None:
         """One request has ended."""
+        if record.route == PASSED:
+            # Any path below /v1 is passed on: as labels they would be without bound.
+            path = "/v1/*" if record.path.startswith("/v1/") else record.path
+            self._requests[(path, str(record.status), record.route)] += 1
+            if record.error:
+                self._errors[record.error] += 1
+            return
         self._requests[(record.path, str(record.status), record.route)] += 1
         self._retries += record.retries
         self._prompt_tokens += record.prompt_tokens

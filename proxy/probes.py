@@ -49,10 +49,26 @@ class Probes:
     async def probe_all(self) -> None:
         """One round."""
         instances = self._fleet.instances()
-        await asyncio.gather(*(self.probe(i) for i in instances))
+        await asyncio.gather(*(self._probe_apart(i) for i in instances))
         present = {i.key for i in instances}
         self._failures = {key: n for key, n in self._failures.items() if key in present}
         self._seen &= present
+
+    async def first(self, instance: Instance) -> None:
+        """Probe one that is about to be taken in: it has no past, so one failure is enough."""
+        if self._settings.interval_s > 0:
+            self._seen.discard(instance.key)
+            await self._probe_apart(instance)
+        else:
+            await self._identify(instance)  # nobody would take it back
+
+    async def _probe_apart(self, instance: Instance) -> None:
+        """Whatever goes wrong with one instance, the others are watched on, and it is tried again."""
+        try:
+            await self.probe(instance)
+        except Exception as error:  # noqa: BLE001 - the loop's top: one instance must not end it
+            _log.exception("the probe of %s broke", instance.key)
+            self._judge(instance, f"cannot be probed: {type(error).__name__}")
 
     async def probe(self, instance: Instance) -> None:
         """One instance: its health, then its identity."""

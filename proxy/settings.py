@@ -53,8 +53,11 @@ class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Between two pieces of D's answer."""
     request_s: float = 1800.0
     """The whole request, the client's reading included."""
+    lame_duck_s: float = 0.0
+    """How long after SIGTERM a stopping proxy goes on listening and answers 503, so that balancers see it leave; set it
+    to what they take to notice (their interval times their failures). 0 closes the listener at once."""
     drain_s: float = 60.0
-    """How long a stopping proxy lets open answers finish."""
+    """How long a stopping proxy lets open answers finish once it listens no more."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,11 @@ class _Peer:
             (zmq.IPV6, int(address.startswith("["))),
         ):
             self._socket.setsockopt(option, value)
-        self._socket.connect(f"tcp://{address}")
+        try:
+            self._socket.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self._socket.close(linger=0)
+            raise UnreachableError(f"{address} is no address of a side channel: {error}") from error
         self._reader = asyncio.create_task(self._read(), name=f"sidechannel-{address}")
 
     async def send(self, frame: bytes) -> None:

@@ -140,7 +140,7 @@ class Upstream:
         who: str,
         timeout_s: float,
     ) -> Answer:
-        origin, host = self._origin(base)
+        origin, host = self._origin(base, who)
         connection = self._take_idle(origin) or await self._connect(origin, who)
         reused = connection.uses > 0
         head = request_head(method, path, host, headers, len(body))
@@ -159,12 +159,15 @@ class Upstream:
             raise
         return Answer(reception, self._loop, who)
 
-    def _origin(self, base: str) -> tuple[Origin, str]:
+    def _origin(self, base: str, who: str) -> tuple[Origin, str]:
         known = self._origins.get(base)
         if known is None:
-            parts = urlsplit(base)
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            known = (parts.scheme, parts.hostname or "", port), parts.netloc.rpartition("@")[2]
+            try:
+                parts = urlsplit(base)
+                port = parts.port or (443 if parts.scheme == "https" else 80)
+                known = (parts.scheme, parts.hostname or "", port), parts.netloc.rpartition("@")[2]
+            except ValueError as error:
+                raise LegFailed(f"{who} cannot be reached", kind="connect_failed") from error
             self._origins[base] = known
         return known
 
@@ -187,7 +190,8 @@ class Upstream:
                     port,
                     ssl=(self._tls or ssl.create_default_context()) if scheme == "https" else None,
                 )
-        except (TimeoutError, OSError) as error:
+        except (TimeoutError, OSError, ValueError, OverflowError) as error:
+            # The resolver says UnicodeError (a ValueError) to a name and OverflowError to a port that cannot be.
             raise LegFailed(f"{who} cannot be reached", kind="connect_failed") from error
         return connection
 

@@ -74,6 +74,16 @@ class Seen:
     aborted: bool = False
 
 
+@dataclass
+class Passed:
+    """One request that carries no tokens, as an engine saw it."""
+
+    path: str
+    raw: bytes
+    headers: dict[str, str]
+    aborted: bool = False
+
+
 class FakeEngine:
     """One engine on a loopback port. `role` is prefill, decode or union."""
 
@@ -93,6 +103,8 @@ class FakeEngine:
         self.token_delay_s = token_delay_s
         self.faults: deque[Fault] = deque()
         self.seen: list[Seen] = []
+        self.passed: list[Passed] = []
+        self.passing_s = 0.0
         self.running = 0
         self.url = ""
         self.lease_s = 30.0
@@ -108,9 +120,10 @@ class FakeEngine:
         app.router.add_post("/v1/completions", self._serve)
         app.router.add_post("/v1/responses", self._serve)
         app.router.add_post("/v1/messages", self._serve)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._tokenize)
+        app.router.add_post("/tokenize", self._pass)
+        app.router.add_post("/detokenize", self._pass)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/{path:.*}", self._pass)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -131,7 +144,17 @@ class FakeEngine:
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
+    async def _pass(self, request: web.Request) -> web.Response:
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        passed = Passed(request.path, await request.read(), headers)
+        self.passed.append(passed)
+        try:
+            await asyncio.sleep(self.passing_s)
+        except asyncio.CancelledError:
+            passed.aborted = True
+            raise
+        if not request.path.endswith("tokenize"):
+            return web.json_response({"object": "list"})
         return web.json_response({"tokens": list((await request.text()).encode()), "max_model_len": 4096})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:

@@ -380,6 +380,17 @@ def test_a_taken_port_ends_the_process_with_2_and_one_line() -> None:
     assert "cannot listen on" in errors
 
 
+@pytest.mark.parametrize(
+    "options", [("--port", "70000"), ("--port", "-1"), ("--host", "a" * 70), ("--host", "a..b")]
+)
+def test_an_impossible_place_to_listen_ends_the_process_with_2_and_one_line(options: tuple[str, str]) -> None:
+    process = start(*options)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert "cannot listen on" in errors
+
+
 def test_a_missing_secret_file_ends_the_process_with_2_and_one_line() -> None:
     process = start("--port", "0", "--secret-file", "/nowhere/secret")
     _, errors = process.communicate(timeout=20)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from proxy.admin import create_admin_app
 from proxy.auth import parse_keys
 from proxy.breaker import Breaker, BreakerState
-from proxy.load import load_settings
 from proxy.services import Secrets
 from proxy.settings import PolicySettings, ProbeSettings, Role, Settings
 from tests.fakes.engine import FakeEngine, Fault
@@ -79,21 +77,6 @@ async def test_what_is_no_instance_is_a_400(stack: Stack, body: dict[str, str]) 
         assert (await admin.post("/instances", json=body)).status_code == 400
 
 
-async def test_reading_the_file_again_follows_it(stack: Stack, tmp_path: Path) -> None:
-    extra = await FakeEngine(stack.cluster, "decode").start()
-    file = tmp_path / "proxy.yaml"
-    file.write_text(f"prefill: [{{url: '{stack.prefill[0].url}'}}]\ndecode: [{{url: '{extra.url}'}}]\n")
-    async with admin_of(stack, lambda: load_settings(["--settings", str(file)])) as admin:
-        done = (await admin.post("/reload")).json()
-        assert done == {"added": [extra.url], "removed": [stack.decode[0].url]}
-        assert (await stack.chat())[0] == 200
-        file.write_text("decode: 7")
-        assert (await admin.post("/reload")).status_code == 400
-    async with admin_of(stack) as admin:
-        assert (await admin.post("/reload")).status_code == 501
-    await extra.stop()
-
-
 async def test_a_probe_takes_an_instance_out_and_back(stack_of: StackOf) -> None:
     async with stack_of(prefill=2, probes=ProbeSettings(interval_s=0, failures=2)) as stack:
         probes = stack.app.services.probes
@@ -115,7 +98,7 @@ async def test_a_probe_takes_an_instance_out_and_back(stack_of: StackOf) -> None
 async def test_an_instance_that_never_answered_is_out_after_one_probe(stack: Stack) -> None:
     stack.prefill[0].healthy = False
     await stack.app.services.probes.probe_all()
-    assert not stack.app.services.fleet.ready()
+    assert not stack.app.services.fleet.instances(Role.PREFILL)[0].available()
 
 
 async def test_an_engine_that_must_be_restarted_gets_no_new_work_however_healthy_it_answers(
@@ -140,16 +123,6 @@ async def test_without_any_decode_instance_prefill_does_not_compute_in_vain(stac
     assert (await stack.chat())[0] == 503
     assert (await stack.chat(prompt_logprobs=1))[0] == 503
     assert not stack.prefill[0].seen
-
-
-async def test_ready_says_whether_a_pair_can_serve(stack: Stack) -> None:
-    async def ready() -> int:
-        async with stack.http.get(stack.url + "/ready") as answer:
-            return answer.status
-
-    assert await ready() == 200
-    stack.app.services.fleet.instances()[0].healthy = False
-    assert await ready() == 503
 
 
 async def test_a_breaker_keeps_work_from_an_instance_that_fails_and_a_4xx_never_trips_it(

@@ -108,6 +108,11 @@ def test_secrets_do_not_show_in_their_text() -> None:
         (["--union", "http://a:1", "--mode", "layerwise"], "metaserver"),
         (["--union", "http://a:1", "--set", "listener.admin_host=0.0.0.0", "--admin-port", "1"], "admin"),
         (["--union", "http://a:1", "--tls-certificate", "/c.pem", "--tls-key", "/k.pem"], "/c.pem"),
+        (["--union", "http://a:1", "--metaserver", "http://[::1"], "metaserver"),
+        (["--union", "http://a:1", "--metaserver", "http://m:70000"], "metaserver"),
+        (["--union", "http://a:1", "--otlp-endpoint", "http://c:70000"], "OTLP"),
+        (["--union", "http://a:1", "--host", "a" * 70], "cannot listen"),
+        (["--union", "http://a:1", "--host", "a..b"], "cannot listen"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -118,6 +123,17 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert words in error
     assert error.count("\n") == 1
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("option", ["--port", "--admin-port", "--set=port", "--set=listener.admin_port"])
+@pytest.mark.parametrize("port", ["70000", "65536", "-1", "99999999999999999999"])
+def test_what_is_no_port_is_one_line_and_exit_code_2(
+    option: str, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--union", "http://a:1", "--port", "0", f"{option}={port}"]) == 2
+    error = capsys.readouterr().err
+    assert "port" in error
+    assert error.count("\n") == 1
 
 
 def test_a_taken_port_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
