@@ -1,4 +1,4 @@
-"""Tensor parallelism of its own on each side, and MLA: what decode says is what one collocated engine says."""
+"""Tensor parallelism of its own on each side, and MLA: what decode says is what it says alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from ascend_pd.embedded.model import default_model_dir, embedded_gguf, prepare_model
 from ascend_pd.progress import Progress
-from tests.e2e.cluster import Cluster, Role, collocated_spec, cpu_spec, running, wait_empty, without_proxy
+from tests.e2e.cluster import Cluster, Role, cpu_spec, running, wait_empty, without_proxy
 from tests.e2e.load import Outcome, Prompt, ask, handoff_of, prompt_of
 from tests.e2e.tiny_models import make_gqa_model, make_mla_model
 
@@ -50,27 +50,11 @@ def in_one_chunk(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-@pytest.fixture(scope="module")
-def oracles(gqa: Path, mla: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Outcome], list[Outcome]]:
-    """What collocated engines say to the GQA and to the MLA prompts."""
-    directory = tmp_path_factory.mktemp("collocated")
-    grouped = without_proxy(collocated_spec(**model_at(gqa)), directory / "gqa")
-    latent = without_proxy(in_one_chunk(collocated_spec(**model_at(mla, blockSize=16))), directory / "mla")
-    with running(grouped, latent):
-        return (
-            [ask(grouped["union/0"].url, prompt) for prompt in GQA_PROMPTS],
-            [ask(latent["union/0"].url, prompt) for prompt in MLA_PROMPTS],
-        )
-
-
-@pytest.fixture(scope="module")
-def gqa_oracle(oracles: tuple[list[Outcome], list[Outcome]]) -> list[Outcome]:
-    return oracles[0]
-
-
-@pytest.fixture(scope="module")
-def mla_oracle(oracles: tuple[list[Outcome], list[Outcome]]) -> list[Outcome]:
-    return oracles[1]
+def expected_of(decode: Role, prompts: list[Prompt]) -> list[Outcome]:
+    """What the same engine answers when it computes the prompts by itself, and shares nothing with what came over."""
+    found = [ask(decode.url, prompt, cache_salt="by itself") for prompt in prompts]
+    assert all(outcome.answered for outcome in found), [outcome.error for outcome in found]
+    return found
 
 
 def through(cluster: Cluster, decode: Role, prompt: Prompt) -> Outcome:
@@ -104,7 +88,6 @@ def all_arrive(cluster: Cluster, decode: str, expected: list[Outcome]) -> None:
 def tp_cluster(
     request: pytest.FixtureRequest,
     gqa: Path,
-    gqa_oracle: list[Outcome],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """One prefill pool with TP 2 that serves decode pools with TP 1 and TP 2, every transfer compared on both ends.
@@ -132,17 +115,13 @@ def test_a_byte_changed_on_the_wire_is_seen_and_named(tp_cluster: Cluster) -> No
 
 
 @pytest.mark.parametrize("decode", ["decode/0", "decode2/0"])
-def test_prefill_with_two_ranks_serves_decode_with_one_and_with_two(
-    tp_cluster: Cluster, gqa_oracle: list[Outcome], decode: str
-) -> None:
-    all_arrive(tp_cluster, decode, gqa_oracle)
+def test_prefill_with_two_ranks_serves_decode_with_one_and_with_two(tp_cluster: Cluster, decode: str) -> None:
+    all_arrive(tp_cluster, decode, expected_of(tp_cluster["decode/0"], GQA_PROMPTS))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_latent_cache_of_mla_arrives(
-    mode: str, mla: Path, mla_oracle: list[Outcome], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_latent_cache_of_mla_arrives(mode: str, mla: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     document = in_one_chunk(cpu_spec(mode, **model_at(mla, blockSize=16)))
     cluster = without_proxy(document, tmp_path_factory.mktemp(f"mla-{mode}"))
     with running(cluster):
-        all_arrive(cluster, "decode/0", mla_oracle)
+        all_arrive(cluster, "decode/0", expected_of(cluster["decode/0"], MLA_PROMPTS))
