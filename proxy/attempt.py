@@ -22,6 +22,7 @@ class Attempt:
         "keeper",
         "loads",
         "metaserver",
+        "refused",
         "transfer_id",
         "transferring",
     )
@@ -39,6 +40,8 @@ class Attempt:
         """A leg of a P/D transfer has been sent."""
         self.delivered = False
         """D has shown its first event: it has the cache."""
+        self.refused = False
+        """D answered 4xx: it will not fetch the cache."""
         self._holds = holds
 
     def keep(self, hold: Hold) -> None:
@@ -47,7 +50,7 @@ class Attempt:
         self.keeper = self._holds.keep(hold)
 
     def first_event(self) -> None:
-        """D decodes: P's hold is D's to confirm, and P is free of this request."""
+        """D decodes: P's hold is D's to confirm, and P is free of this request. A refusal is no event."""
         self.delivered = True
         if self.keeper is not None:
             self.keeper.stop()

@@ -20,10 +20,10 @@ from proxy.errors import LegFailed, ProxyError, Refused
 from proxy.exchange import Exchange
 from proxy.group import Group
 from proxy.record import Record
-from proxy.request import ClientRequest, Route, parse_request
+from proxy.request import TOO_DEEP, ClientRequest, Route, parse_request
 from proxy.services import Services
 from proxy.settings import KeyLimits, Role
-from proxy.split import Member, members
+from proxy.split import Member, member_request, members
 from proxy.stepped import Stepped
 from proxy.tracing import Trace
 
@@ -207,18 +207,24 @@ class _Serving:
 
     async def _exchange_all(self, headers: dict[str, str]) -> None:
         if self._request.route is not Route.SPLIT or not self._services.fleet.instances(Role.PREFILL):
-            await self._exchange(self._request, self._down, headers).run()
+            await self._exchange(None, self._down, headers)
             return
 
         async def run_member(member: Member, place: Downstream) -> None:
-            await self._exchange(member.request, place, headers).run()
+            await self._exchange(member, place, headers)
 
         group = Group(self._down, self._request.stream)
         await group.run(members(self._request), run_member, self._services.settings.admission.split_at_once)
 
-    def _exchange(self, request: ClientRequest, down: Downstream, headers: dict[str, str]) -> Exchange:
-        session = self._head.session.decode("latin-1") or session_of(request)
-        return Exchange(self._services, request, down, headers, self._record, self._trace, session)
+    async def _exchange(self, member: Member | None, down: Downstream, headers: dict[str, str]) -> None:
+        session = self._head.session.decode("latin-1") or session_of(self._request)
+        try:
+            request = self._request if member is None else member_request(self._request, member)
+            exchange = Exchange(self._services, request, down, headers, self._record, self._trace, session)
+            await exchange.run()
+        except RecursionError as error:
+            # what could just be read may be too deep to be written again, further down the stack
+            raise Refused(TOO_DEEP) from error
 
     def _engine_headers(self) -> dict[str, str]:
         return {

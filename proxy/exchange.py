@@ -39,7 +39,7 @@ from proxy.policy import BLOCK_TOKENS, Work
 from proxy.record import Record
 from proxy.relay import EngineError
 from proxy.relay import Relay as AnswerRelay
-from proxy.request import ClientRequest, Route, prefix_hashes
+from proxy.request import CHAT, COMPLETIONS, ClientRequest, Route, prefix_hashes
 from proxy.services import Services
 from proxy.settings import Role
 from proxy.tracing import Leg, Trace
@@ -91,7 +91,7 @@ class Exchange:
                 raise
             if not any(i.available() for i in self._services.fleet.instances(role)):
                 raise
-            _log.warning("request %s: %s serves it alone: %s", self._record.request_id, role, error)
+            _log.warning("request %s: %s serves it alone: %.500r", self._record.request_id, role, error.message)
             self._whole = role
             self._record.route = "fallback"
             self._record.retries += 1
@@ -159,7 +159,7 @@ class Exchange:
                 self._services.callbacks.end(attempt.callback)
             self._record.prefill_side = attempt.side(Role.PREFILL) if attempt.transferring else ""
             self._record.decode_side = attempt.side(Role.DECODE) if attempt.transferring else ""
-            attempt.close(reason)
+            attempt.close("decode refused the request" if attempt.refused else reason)
 
     def _flow(self, attempt: Attempt) -> Flow:
         services = self._services
@@ -270,7 +270,11 @@ class Exchange:
         error_text = ""
         try:
             answer = await self._post(instance, body, attempt, first_s, leg)
-            relay = AnswerRelay(answer, self._down, timeouts, instance.role, first_event)
+            if 400 <= answer.status < 500:
+                instance.breaker.succeeded()
+                attempt.refused = True
+            says_done = self._request.path in (CHAT, COMPLETIONS)
+            relay = AnswerRelay(answer, self._down, timeouts, instance.role, says_done, first_event)
             try:
                 await relay.run(first_s)
             finally:

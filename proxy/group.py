@@ -101,7 +101,7 @@ class Group:
             return
         try:
             answers = [(m, msgspec.json.decode(body, type=dict[str, object])) for m, body in self.answers]
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise LegFailed(f"an engine's answer is not valid JSON: {error}", kind="bad_answer") from error
         await self._down.whole(200, msgspec.json.encode(joined(answers)))
 
@@ -115,7 +115,7 @@ class Group:
         """Rewrite and pass on."""
         try:
             rewritten = b"".join(self._joint.chunk(member, payload_of(event)) for event in split_events(events))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             self._broken = LegFailed(f"an engine's chunk is not valid JSON: {error}", kind="bad_answer")
             return True
         return self._down.write_now(rewritten, on_writable) if rewritten else True

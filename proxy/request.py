@@ -16,6 +16,7 @@ DEFAULT_OUTPUT_TOKENS = 256
 """Expected output when the client names no limit; only weighs instances against each other."""
 MAX_MEMBERS = 1024
 """Prompts times samples of one request."""
+TOO_DEEP = "the body is nested too deeply"
 GREEDY_BELOW = 1e-5
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 CHAT = "/v1/chat/completions"
@@ -55,19 +56,23 @@ def parse_request(path: str, raw: bytes) -> ClientRequest:
     """Read a body.
 
     Raises:
-        Refused: not a JSON object, or it carries fields that only the proxy may set.
+        Refused: not a JSON object, nested too deeply, more than MAX_MEMBERS answers, or it carries fields that
+            only the proxy may set.
     """
     try:
         body = _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise Refused("the body is nested too deeply") from error
+        raise Refused(TOO_DEEP) from error
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
     refuse_internal_fields(body)
+    members = _members(path, body)
+    if members > MAX_MEMBERS:
+        raise Refused(f"prompts times n may be at most {MAX_MEMBERS}", param="n" if body.get("n") else "prompt")
     why = _why_whole(path, body)
-    route = Route.WHOLE if why else Route.SPLIT if _members(path, body) > 1 else Route.DISAGGREGATED
+    route = Route.WHOLE if why else Route.SPLIT if members > 1 else Route.DISAGGREGATED
     model = body.get("model")
     return ClientRequest(
         path=path,
@@ -75,7 +80,7 @@ def parse_request(path: str, raw: bytes) -> ClientRequest:
         body=body,
         stream=body.get("stream") is True,
         model=model if isinstance(model, str) else "",
-        prompt_tokens=max(1, _prompt_tokens(body)),
+        prompt_tokens=_prompt_tokens(body),
         output_tokens=_output_tokens(body),
         route=route,
         why_whole=why,
@@ -124,7 +129,7 @@ def _malformed(path: str, body: dict[str, Any]) -> bool:
     if path == CHAT:
         return not isinstance(body.get("messages"), list)
     prompt = body.get("prompt")
-    return not prompt or not isinstance(prompt, str | list) or _members(path, body) > MAX_MEMBERS
+    return not prompt or not isinstance(prompt, str | list)
 
 
 def is_token_ids(prompt: object) -> bool:
@@ -133,11 +138,15 @@ def is_token_ids(prompt: object) -> bool:
 
 
 def _members(path: str, body: dict[str, Any]) -> int:
+    """Prompts times samples; a list of prompts or an `n` that is none counts as one."""
+    if path not in (CHAT, COMPLETIONS):
+        return 1
     prompts = 1
     prompt = body.get("prompt")
     if path == COMPLETIONS and isinstance(prompt, list) and not is_token_ids(prompt):
-        prompts = len(prompt)
-    return prompts * (body.get("n") or 1)
+        prompts = max(1, len(prompt))
+    n = body.get("n")
+    return prompts * n if type(n) is int and n > 0 else prompts
 
 
 def _limit(body: dict[str, Any], field: str) -> int | None:
@@ -151,6 +160,18 @@ def _output_tokens(body: dict[str, Any]) -> int:
 
 
 def _prompt_tokens(body: dict[str, Any]) -> int:
+    """At least 1.
+
+    Raises:
+        Refused: nested too deeply.
+    """
+    try:
+        return max(1, _estimated_tokens(body))
+    except RecursionError as error:
+        raise Refused(TOO_DEEP) from error
+
+
+def _estimated_tokens(body: dict[str, Any]) -> int:
     for field in ("messages", "input"):
         if field in body:
             return _text_bytes(body[field]) // BYTES_PER_TOKEN

@@ -21,35 +21,46 @@ class Member:
     """One part of a split request; only `first_sample` members bring their prompt's count into the joint usage."""
 
     index: int
-    request: ClientRequest
-    first_sample: bool
+    prompt: int
+    """Which of the request's prompts."""
+    sample: int
+
+    @property
+    def first_sample(self) -> bool:
+        return self.sample == 0
 
 
 def members(request: ClientRequest) -> list[Member]:
     """The parts, in choice order."""
-    prompt = request.body.get("prompt")
-    several = isinstance(prompt, list) and not is_token_ids(prompt)
-    prompts: list[Any] = prompt if several else [prompt]  # type: ignore[assignment]
+    prompts = _prompts(request)
     samples = request.body.get("n") or 1
     return [
-        Member(p * samples + i, _member(request, one, i, several, len(prompts)), i == 0)
-        for p, one in enumerate(prompts)
+        Member(p * samples + i, p, i)
+        for p in range(1 if prompts is None else len(prompts))
         for i in range(samples)
     ]
 
 
-def _member(request: ClientRequest, prompt: Any, sample: int, several: bool, prompts: int) -> ClientRequest:
+def _prompts(request: ClientRequest) -> list[Any] | None:
+    """The prompts of a list of prompts; None for one prompt."""
+    prompt = request.body.get("prompt")
+    return prompt if isinstance(prompt, list) and not is_token_ids(prompt) else None
+
+
+def member_request(request: ClientRequest, member: Member) -> ClientRequest:
+    """What one part asks for. Built when the part's turn comes: all at once they would be `n` times the body."""
+    prompts = _prompts(request)
     body = {key: value for key, value in request.body.items() if key != "n"}
-    if several:
-        body["prompt"] = prompt
+    if prompts is not None:
+        body["prompt"] = prompts[member.prompt]
     seed = body.get("seed")
-    if isinstance(seed, int) and sample:
-        body["seed"] = min(seed + sample, MAX_SEED)
+    if isinstance(seed, int) and member.sample:
+        body["seed"] = min(seed + member.sample, MAX_SEED)
     return replace(
         request,
         raw=msgspec.json.encode(body),
         body=body,
-        prompt_tokens=max(1, request.prompt_tokens // prompts),
+        prompt_tokens=max(1, request.prompt_tokens // (1 if prompts is None else len(prompts))),
         route=Route.DISAGGREGATED,
     )
 
@@ -58,7 +69,7 @@ def joined(answers: list[tuple[Member, dict[str, Any]]]) -> dict[str, Any]:
     """One answer from the members' whole answers: identity of the first, all choices, usage summed."""
     ordered = sorted(answers, key=lambda pair: pair[0].index)
     joint = dict(ordered[0][1])
-    joint["choices"] = [{**choice, "index": m.index} for m, a in ordered for choice in a.get("choices", [])]
+    joint["choices"] = [{**choice, "index": m.index} for m, a in ordered for choice in _choices(a)]
     usage = JointUsage()
     for member, answer in ordered:
         usage.add(member, answer.get("usage"))
@@ -68,15 +79,20 @@ def joined(answers: list[tuple[Member, dict[str, Any]]]) -> dict[str, Any]:
     return joint
 
 
+def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = answer.get("choices")
+    return [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+
+
 @dataclass(slots=True)
 class JointUsage:
     """Prompt tokens once per prompt, completion tokens of all, details added up."""
 
     seen: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, member: Member, usage: dict[str, Any] | None) -> None:
+    def add(self, member: Member, usage: object) -> None:
         """One member's final usage."""
-        if usage is None:
+        if not isinstance(usage, dict):
             return
         for key, value in usage.items():
             of_prompt = key.startswith("prompt_tokens")
@@ -87,7 +103,7 @@ class JointUsage:
     def total(self) -> dict[str, Any]:
         """The joint usage."""
         usage = dict(self.seen)
-        usage["total_tokens"] = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
+        usage["total_tokens"] = (usage.get("prompt_tokens") or 0) + (usage.get("completion_tokens") or 0)
         return usage
 
 
@@ -115,7 +131,7 @@ class JointStream:
         Raises:
             msgspec.DecodeError: not a chunk.
         """
-        if data == b"[DONE]":
+        if data in (b"[DONE]", b""):  # nothing: a comment
             return b""
         chunk: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
         if not self.identity:
@@ -125,7 +141,7 @@ class JointStream:
             self.usage.add(member, chunk["usage"])
             self.last = chunk
             return b""
-        chunk["choices"] = [{**choice, "index": member.index} for choice in chunk.get("choices", [])]
+        chunk["choices"] = [{**choice, "index": member.index} for choice in _choices(chunk)]
         return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
     def ending(self) -> bytes:

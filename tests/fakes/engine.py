@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,10 +15,9 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.fakes.answers import error_event, prompt_of, stream_events, whole_answer
 from tests.fakes.connectors import CONNECTORS, BadRequest
 from tests.fakes.sidechannel import FakeSide
-
-WORDS = ("Paris", " is", " the", " capital", " of", " France", ".", " It", " lies", " on", " the", " Seine", "!")
 
 
 class Fault(Enum):
@@ -35,14 +32,17 @@ class Fault(Enum):
     NO_PARAMS = "P answers without kv_transfer_params"
     WRONG_TRANSFER = "P answers for another transfer"
     GARBAGE = "answers 200 with a body that is no JSON"
-    ERROR_FIRST = "streams an error event as the first event, then [DONE]"
-    ERROR_LATER = "streams an error event after two tokens, then [DONE]"
+    ERROR_FIRST = "streams an error event as the first event, then what vLLM sends after one"
+    ERROR_LATER = "streams an error event after two tokens, then what vLLM sends after one"
     CUT = "closes the connection after two tokens"
     CUT_INSIDE = "closes the connection inside an event"
     STALL_FIRST = "sends headers, then nothing"
     STALL_LATER = "stalls after two tokens"
     SPLIT = "sends its stream one byte at a time"
     MERGED = "sends its whole stream in one piece"
+    CRLF = "ends its lines with carriage returns, too"
+    NO_END = "sends its whole stream, but does not end the body"
+    PINGS = "sends a comment before every event"
 
 
 @dataclass
@@ -109,6 +109,8 @@ class FakeEngine:
         self.url = ""
         self.lease_s = 30.0
         self.healthy = True
+        self.without_done = False
+        """Leaves [DONE] out, as vLLM never does for these paths."""
         self.token_ids: list[list[int] | None] = []
         """P's token ids in handoffs, as chat requests carry them."""
         self._runner: web.AppRunner | None = None
@@ -231,11 +233,18 @@ class FakeEngine:
         if fault is Fault.STALL_FIRST:
             await asyncio.sleep(3600)
         if fault is Fault.ERROR_FIRST:
-            await response.write(ERROR_EVENT + b"data: [DONE]\n\n")
+            await response.write(error_event(request.path))
             return response
         events = stream_events(request.path, body, self.model)
-        if fault is Fault.MERGED:
+        if self.without_done:
+            events.pop()
+        if fault is Fault.CRLF:
+            events = [event.replace(b"\n", b"\r\n") for event in events]
+        if fault is Fault.PINGS:
+            events = [piece for event in events for piece in (b": ping\n\n", event)]
+        if fault in (Fault.MERGED, Fault.NO_END):
             await response.write(b"".join(events))
+            await asyncio.sleep(3600 if fault is Fault.NO_END else 0)
             return response
         for number, event in enumerate(events):
             if number == 2 and fault is not None and await self._misbehave(request, response, event, fault):
@@ -255,7 +264,7 @@ class FakeEngine:
         if fault is Fault.STALL_LATER:
             await asyncio.sleep(3600)
         if fault is Fault.ERROR_LATER:
-            await response.write(ERROR_EVENT + b"data: [DONE]\n\n")
+            await response.write(error_event(request.path))
             return True
         if fault in (Fault.CUT, Fault.CUT_INSIDE):
             if fault is Fault.CUT_INSIDE:
@@ -283,79 +292,7 @@ def check_shape(path: str, body: dict[str, Any]) -> None:
         raise BadRequest("no prompt")
 
 
-ERROR_EVENT = (
-    b'data: {"error": {"message": "EngineCore request failed", "type": "InternalServerError", '
-    b'"param": null, "code": 500}}\n\n'
-)
-
-
 def error_response(status: int, message: str) -> web.Response:
     """An error as vLLM spells it."""
     error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
     return web.json_response({"error": error}, status=status)
-
-
-def prompt_of(body: dict[str, Any]) -> str:
-    """One text that stands for the prompt."""
-    return json.dumps(body.get("messages", body.get("prompt")))
-
-
-def words_of(body: dict[str, Any]) -> list[str]:
-    """The answer's tokens: they depend on the prompt and the limit alone."""
-    limit = body.get("max_completion_tokens") or body.get("max_tokens") or len(WORDS)
-    shift = hashlib.sha256(prompt_of(body).encode()).digest()[0] % len(WORDS)
-    return [WORDS[(shift + i) % len(WORDS)] for i in range(min(limit, 200))]
-
-
-def usage_of(body: dict[str, Any]) -> dict[str, int]:
-    """As vLLM counts, with one token per character of prompt."""
-    prompt, answer = len(prompt_of(body)), len(words_of(body))
-    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-
-
-def whole_answer(path: str, body: dict[str, Any], model: str) -> dict[str, Any]:
-    """A non-streamed answer."""
-    text = "".join(words_of(body))
-    if path.endswith("chat/completions"):
-        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": text}}
-        kind, name = "chat.completion", "chatcmpl-fake"
-    else:
-        choice = {"index": 0, "text": text}
-        kind, name = "text_completion", "cmpl-fake"
-    choice |= {"finish_reason": "length", "logprobs": None}
-    return {
-        "id": name,
-        "object": kind,
-        "created": 1,
-        "model": model,
-        "choices": [choice],
-        "usage": usage_of(body),
-        "kv_transfer_params": None,
-    }
-
-
-def stream_events(path: str, body: dict[str, Any], model: str) -> list[bytes]:
-    """A streamed answer, one event per token, usage and [DONE] at the end."""
-    chat = path.endswith("chat/completions")
-    words = words_of(body)
-    events = []
-    for i, word in enumerate(words):
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if i == len(words) - 1 else None}
-        choice |= {"delta": {"content": word}} if chat else {"text": word}
-        events.append(_chunk(chat, model, [choice]))
-    if (body.get("stream_options") or {}).get("include_usage"):
-        events.append(_chunk(chat, model, [], usage_of(body)))
-    return [*events, b"data: [DONE]\n\n"]
-
-
-def _chunk(chat: bool, model: str, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> bytes:
-    chunk: dict[str, Any] = {
-        "id": "chatcmpl-fake" if chat else "cmpl-fake",
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": 1,
-        "model": model,
-        "choices": choices,
-    }
-    if usage:
-        chunk["usage"] = usage
-    return b"data: " + json.dumps(chunk).encode() + b"\n\n"

@@ -13,8 +13,9 @@ from ascend_pd.errors import RemoteProtocolError
 from proxy.dialects import DIALECTS
 from proxy.dialects.ascend_layerwise import checked_reservation
 from proxy.settings import InstanceSettings, PolicySettings, Role
+from tests.fakes.answers import stream_events, whole_answer
 from tests.fakes.connectors import CONNECTORS
-from tests.fakes.engine import FakeEngine, Fault, stream_events, whole_answer
+from tests.fakes.engine import FakeEngine, Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 ALL = sorted(DIALECTS)

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from ascend_pd.wire.messages import Release, Renew
-from proxy.settings import PolicySettings, ProbeSettings
+from proxy.settings import PolicySettings, ProbeSettings, Role
 from tests.fakes.engine import Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
@@ -60,6 +60,33 @@ async def test_a_hold_is_renewed_while_decode_queues(stack: Stack) -> None:
     renewals = sum(isinstance(m, Renew) for m in stack.prefill[0].side.received)
     await asyncio.sleep(0.3)
     assert renewals == sum(isinstance(m, Renew) for m in stack.prefill[0].side.received)
+
+
+@pytest.mark.parametrize("dialect", ["pull", "layerwise"])
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
+async def test_every_hold_is_released_when_decode_refuses_the_request(
+    stack_of: StackOf, dialect: str, fields: dict[str, object]
+) -> None:
+    async with stack_of(speaks=dialect, sides=True) as stack:
+        stack.decode[0].faults.extend([Fault.HTTP_400] * 2)
+        status, body = await stack.chat(**fields)
+        assert (status, json.loads(body)["error"]["message"]) == (400, "scripted 400")
+        ids = {s.body["kv_transfer_params"]["transfer_id"] for s in stack.prefill[0].seen}
+        await until(lambda: ids <= set(stack.cluster.released))
+        if dialect == "pull":
+            assert ids
+            messages = [m for m in stack.prefill[0].side.received if isinstance(m, Release)]
+            assert any(m.reason == "decode refused the request" for m in messages)
+        assert not stack.cluster.consumed
+        instance = stack.app.services.fleet.instances(Role.DECODE)[0]
+        assert (instance.breaker._failures, instance.tokens, instance.requests) == (0, 0, 0)
+
+
+async def test_a_refusal_after_failures_closes_the_breaker_as_any_answer_does(stack: Stack) -> None:
+    stack.decode[0].faults.extend([Fault.HTTP_500, Fault.HTTP_400])
+    status, _ = await stack.chat()
+    assert status == 400
+    assert stack.app.services.fleet.instances(Role.DECODE)[0].breaker._failures == 0
 
 
 async def test_nothing_is_released_after_a_good_answer(stack: Stack) -> None:

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from proxy.settings import PolicySettings
-from tests.fakes.engine import Fault, words_of
+from tests.fakes.answers import words_of
+from tests.fakes.engine import Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 MESSAGES = chat_body()["messages"]

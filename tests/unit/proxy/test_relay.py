@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from proxy.settings import PolicySettings
-from tests.fakes.engine import Fault, prompt_of, stream_events, whole_answer
+from tests.fakes.answers import prompt_of, stream_events, whole_answer
+from tests.fakes.engine import Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tests.fakes.engine import Fault, prompt_of, words_of
+import msgspec
+import pytest
+
+from proxy.errors import Refused
+from proxy.request import Route, parse_request
+from proxy.split import JointStream, Member, member_request, members
+from tests.fakes.answers import prompt_of, words_of
+from tests.fakes.engine import Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 
@@ -86,3 +93,66 @@ async def test_several_greedy_samples_are_left_to_the_engine_to_refuse(stack: St
     await stack.chat(n=2, temperature=0)
     assert not stack.prefill[0].seen
     assert stack.decode[0].seen[0].body["n"] == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [], "n": 1025}),
+        ("/v1/chat/completions", {"messages": [], "n": 200_000}),
+        ("/v1/chat/completions", {"messages": [], "n": 10**18, "prompt_logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [], "n": 200_000, "temperature": 0, "stream": True}),
+        ("/v1/completions", {"prompt": "a", "n": 1025}),
+        ("/v1/completions", {"prompt": ["a"] * 33, "n": 32}),
+        ("/v1/completions", {"prompt": [[1]] * 1025}),
+    ],
+)
+async def test_too_many_answers_are_a_400_that_reaches_no_engine(
+    stack: Stack, path: str, fields: dict[str, object]
+) -> None:
+    status, body = await stack.post(path, {"model": "fake", **fields})
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["type"]) == (400, 400, "BadRequestError")
+    assert "1024" in error["message"]
+    assert error["param"] == ("n" if "n" in fields else "prompt")
+    assert not stack.prefill[0].seen
+    assert not stack.decode[0].seen
+
+
+def test_as_many_answers_as_allowed_are_split_and_each_is_built_when_its_turn_comes() -> None:
+    raw = msgspec.json.encode({"prompt": ["a" * 4000, "b", "c", "d"], "n": 256, "seed": 3})
+    request = parse_request("/v1/completions", raw)
+    assert request.route is Route.SPLIT
+    parts = members(request)
+    assert [m.index for m in parts] == list(range(1024))
+    assert not any(isinstance(getattr(parts[0], name), bytes | dict) for name in Member.__slots__)
+    last = member_request(request, parts[-1])
+    assert json.loads(last.raw) == {"prompt": "d", "seed": 258}
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "true", '"2"', "1.0", "null", "[]", "1" * 4000])
+def test_a_strange_n_is_read_without_a_crash(n: str) -> None:
+    for body in ('{"messages": [], "n": %s}', '{"prompt": ["a", "b"], "n": %s}'):
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+            try:
+                request = parse_request(path, (body % n).encode())
+            except Refused as error:
+                assert error.status == 400
+            else:
+                assert request.route is not Route.SPLIT or n == "null"
+
+
+@pytest.mark.parametrize("chunk", [b"", b'{"choices": null}', b'{"choices": [null, 7]}', b'{"usage": 7}'])
+def test_a_chunk_without_choices_breaks_no_joint_stream(chunk: bytes) -> None:
+    joint = JointStream()
+    joint.chunk(Member(0, 0, 0), b'{"id": "a", "choices": [{"delta": {}}]}')
+    assert b"null" not in joint.chunk(Member(1, 0, 1), chunk)
+    assert joint.ending().endswith(b"data: [DONE]\n\n")
+
+
+async def test_comments_between_members_events_are_skipped(stack: Stack) -> None:
+    stack.decode[0].faults.extend([Fault.PINGS] * 2)
+    status, body = await stack.chat(stream=True, n=2)
+    assert status == 200
+    assert body.count(b"content") == 10
+    assert body.endswith(b"data: [DONE]\n\n")

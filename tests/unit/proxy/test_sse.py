@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.sse import EventCutter, has_error, payload_of, read_error, split_at_error, split_events
-from tests.fakes.engine import ERROR_EVENT, stream_events
+from proxy.sse import EventCutter, ends_stream, find_error, payload_of, read_error, split_events
+from tests.fakes.answers import ERROR_EVENT, MESSAGES, RESPONSES, error_event, stream_events
 
 BODY = {"prompt": "p", "max_tokens": 4, "stream_options": {"include_usage": True}}
 STREAM = b"".join(stream_events("/v1/completions", BODY, "m"))
@@ -45,7 +45,7 @@ def test_any_events_split_anywhere_come_out_whole_and_unchanged(stream: list[byt
     assert b"".join(outputs) == joined
     assert rest == b""
     assert [e for o in outputs for e in split_events(o)] == stream
-    assert all(not has_error(o) for o in outputs)
+    assert all(find_error(o) is None for o in outputs)
 
 
 @given(events, st.integers(1, 30))
@@ -64,16 +64,79 @@ def test_carriage_returns_are_understood_at_any_split(at: int) -> None:
     assert rest == b""
 
 
-@given(texts)
-def test_text_that_looks_like_an_error_is_none(text: str) -> None:
-    content = 'data: {"error": ' + text
-    event = b"data: " + json.dumps({"choices": [{"delta": {"content": content}}]}).encode() + b"\n\n"
-    assert not has_error(event)
+MARKS = [
+    "event: error",
+    "event:error",
+    "\nevent: error\n",
+    "\r\nevent: error\r\n\r\n",
+    '\n\ndata: {"error": {"message": "m"}}\n\n',
+    'data: {"error": "m"}',
+    "data: [DONE]",
+    "\n\ndata: [DONE]\n\n",
+]
 
 
-def test_an_error_event_is_found_and_what_follows_it_is_dropped() -> None:
-    good, status, message = split_at_error(b"data: {}\n\n" + ERROR_EVENT + b"data: [DONE]\n\n")
-    assert (good, status, message) == (b"data: {}\n\n", 500, "EngineCore request failed")
+@given(texts, st.sampled_from(MARKS), texts)
+def test_text_that_looks_like_an_error_or_an_end_is_none(before: str, mark: str, after: str) -> None:
+    for path in ("/v1/chat/completions", RESPONSES, MESSAGES):
+        for event in stream_events(path, {"prompt": "p", "max_tokens": 1}, before + mark + after)[:-1]:
+            assert find_error(event) is None
+            assert not ends_stream(event)
+    raw = b"data: " + (before + mark).replace("\r", " ").replace("\n", " ").encode() + b"\n\n"
+    if not raw.startswith((b'data: data: {"error', b'data: {"error', b"data: data: [DONE]")):
+        assert find_error(raw) is None
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"data: How do streams fail? By event: error\n\n",
+        b"data: x\ndata: event: error\n\n",
+        b"event: error\ndata: no object\n\n",
+        b"event: error\n\n",
+        b'event: errors\ndata: {"type": "error", "message": "m"}\n\n',
+        b'event: error\ndata: {"choices": []}\n\n',
+        b'data: {"error": null, "choices": []}\n\n',
+        b'data: {"error": \n\n',
+        b'data: {"error": ' + b"[" * 100_000 + b"\n\n",
+        b'id: data: {"error": "m"}\ndata: {}\n\n',
+    ],
+)
+def test_a_mark_that_is_no_line_or_has_no_error_object_is_a_normal_event(event: bytes) -> None:
+    assert find_error(event) is None
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", RESPONSES, MESSAGES])
+def test_an_engines_error_is_found_however_its_stream_is_split(path: str, line: bytes) -> None:
+    good = [event.replace(b"\n", line) for event in stream_events(path, BODY, "m")[:-1]]
+    stream = b"".join(good) + error_event(path).replace(b"\n", line)
+    for at in range(len(stream)):
+        passed = b""
+        outputs, _ = cut([stream[:at], stream[at:]])
+        for output in outputs:
+            error = find_error(output)
+            if error is not None:
+                assert (error.status, error.message) == (500, "EngineCore request failed")
+                assert passed + error.before == b"".join(good)
+                break
+            passed += output
+        else:
+            raise AssertionError(at)
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+def test_the_end_is_seen_alone_and_behind_other_events(end: bytes) -> None:
+    assert ends_stream(end)
+    assert ends_stream(b"data: {}\n\n" + end)
+    assert not ends_stream(end + b"data: {}\n\n")
+    assert not ends_stream(b"x" + end)
+    assert not ends_stream(b"data: x " + end)
+
+
+def test_what_follows_an_error_event_is_dropped() -> None:
+    error = find_error(b"data: {}\n\n" + ERROR_EVENT + b"data: [DONE]\n\n")
+    assert error == (b"data: {}\n\n", 500, "EngineCore request failed")
 
 
 @pytest.mark.parametrize(
@@ -82,6 +145,10 @@ def test_an_error_event_is_found_and_what_follows_it_is_dropped() -> None:
         (b'{"error": {"message": "m", "code": 404}}', (404, "m")),
         (b'{"error": {"message": "m", "code": "x"}}', (500, "m")),
         (b'{"error": "m"}', (500, "m")),
+        (b'{"type": "error", "error": {"type": "x", "message": "m"}}', (500, "m")),
+        (b'{"type": "error", "message": "m", "code": "server_error"}', (500, "m")),
+        (b'{"error": {"message": null, "code": 1.5}}', (500, "")),
+        (b'{"error": "' + b"m" * 100_000 + b'"}', (500, "m" * 4096)),
         (b'{"error": {"message": "m", "code": 200}}', (500, "m")),
         (b"{}", (500, "")),
         (b"<html>", (500, "")),
