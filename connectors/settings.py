@@ -13,6 +13,7 @@ from ascend_pd.wire.connector_config import ConnectorConfig, parse_connector_con
 from ascend_pd.wire.environment import mooncake_environment_problems
 from connectors.compat import FEATURES
 from connectors.handoff.faults import FAULTS_VARIABLE, FaultInjector, parse_faults
+from connectors.handoff.sink import SinkLimits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,6 +46,14 @@ class ConnectorSettings:
         if self.is_producer and self.is_consumer:
             return "union"
         return "prefill" if self.is_producer else "decode"
+
+    def sink_limits(self, *, single_group: bool) -> SinkLimits:
+        """D's durations; a model with several KV cache groups cannot be told of a failure before it is safe."""
+        return SinkLimits(
+            transfer_s=self.config.transfer_seconds,
+            quarantine_s=self.config.quarantine_seconds,
+            answer_early=single_group and not self.recompute,
+        )
 
 
 def load_settings(vllm_config: VllmConfig) -> ConnectorSettings:

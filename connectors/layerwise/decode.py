@@ -29,7 +29,7 @@ from connectors.handoff.actions import (
     SendAbort,
     SinkAction,
 )
-from connectors.handoff.sink import SinkLedger, SinkLimits
+from connectors.handoff.sink import SinkLedger
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata
 from connectors.layerwise.reserved import Reserved, ReservedBook
 from connectors.request_params import params_for
@@ -60,11 +60,7 @@ class DecodeScheduler:
         self._ledger = SinkLedger(
             endpoint.ref.epoch,
             "layerwise",
-            SinkLimits(
-                transfer_s=config.transfer_seconds,
-                quarantine_s=config.quarantine_seconds,
-                answer_early=single_group and not settings.recompute,
-            ),
+            settings.sink_limits(single_group=single_group),
         )
         self._book = ReservedBook()
         self._received: set[str] = set()

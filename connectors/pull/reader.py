@@ -32,7 +32,7 @@ from connectors.handoff.actions import (
     SendDone,
     SinkAction,
 )
-from connectors.handoff.sink import SinkLedger, SinkLimits
+from connectors.handoff.sink import SinkLedger
 from connectors.handshake import Address
 from connectors.lanes import Lanes
 from connectors.peers import Peer, PeerDirectory
@@ -123,11 +123,7 @@ class Reader:
         self._ledger = SinkLedger(
             "worker",
             "pull",
-            SinkLimits(
-                transfer_s=config.transfer_seconds,
-                quarantine_s=config.quarantine_seconds,
-                answer_early=single_group and not settings.recompute,
-            ),
+            settings.sink_limits(single_group=single_group),
         )
         self._loads: dict[str, _Load] = {}
         self._owners: dict[str, str] = {}
