@@ -52,7 +52,6 @@ class DecodeScheduler:
         *,
         single_group: bool,
     ) -> None:
-        config = settings.config
         self._settings = settings
         self._endpoint = endpoint
         self._rendezvous = rendezvous
