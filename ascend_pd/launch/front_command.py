@@ -15,12 +15,13 @@ from ascend_pd.spec.topology import Topology
 FRONT_ENV = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
-def proxy_plan(topology: Topology, site: Site, spec: Path) -> ProcessPlan:
-    """The proxy's process. It reads the cluster file by itself, and again when it is told to."""
+def proxy_plan(topology: Topology, site: Site, spec: Path, reload_spec: Path | None = None) -> ProcessPlan:
+    """The proxy's process. It reads the cluster file by itself, and again (or the other one) when it is told to."""
+    again = ("--reload-spec", str(reload_spec.absolute())) if reload_spec else ()
     return ProcessPlan(
         name="proxy",
         kind=Kind.PROXY,
-        argv=(site.python, "-m", "proxy", "--spec", str(spec.absolute())),
+        argv=(site.python, "-m", "proxy", "--spec", str(spec.absolute()), *again),
         env=FRONT_ENV,
         host=topology.proxy.host,
         port=topology.proxy.port,
@@ -52,11 +53,14 @@ def metaserver_plan(cluster: PDCluster, site: Site) -> ProcessPlan:
     )
 
 
-def cluster_plan(cluster: PDCluster, topology: Topology, site: Site, spec: Path) -> tuple[ProcessPlan, ...]:
+def cluster_plan(
+    cluster: PDCluster, topology: Topology, site: Site, spec: Path, reload_spec: Path | None = None
+) -> tuple[ProcessPlan, ...]:
     """All processes of a cluster whose engines each fit on one host: metaserver, engines in file order, proxy.
 
     Args:
-        spec: the file that `cluster` was read from.
+        spec: a file with the text that `cluster` was made from; it must not change before the proxy has started.
+        reload_spec: what the proxy reads when it is told to read again; `spec` unless given.
     """
     engines = [
         engine_plan(cluster, topology, replica, engine, site)
@@ -64,4 +68,4 @@ def cluster_plan(cluster: PDCluster, topology: Topology, site: Site, spec: Path)
         for engine in replica.engines
     ]
     front = [metaserver_plan(cluster, site)] if topology.metaserver else []
-    return (*front, *engines, proxy_plan(topology, site, spec))
+    return (*front, *engines, proxy_plan(topology, site, spec, reload_spec))

@@ -18,6 +18,8 @@ def read_spec_text(path: Path) -> str:
     """
     if not path.exists():
         raise SpecError.unusable("no such file", "name a cluster file, see deploy/examples/")
+    if path.is_fifo():
+        raise SpecError.unusable("a pipe, which can be read only once", "write it to a file first, and name that")
     if not path.is_file():
         raise SpecError.unusable("not a regular file", "name a cluster file, see deploy/examples/")
     try:

@@ -20,6 +20,7 @@ class Parsed:
 
     cluster: PDCluster
     document: Document
+    text: str
 
 
 def parse_spec(text: str) -> Parsed:
@@ -38,7 +39,7 @@ def parse_spec(text: str) -> Parsed:
         raise SpecError(problems, is_cluster=True) from None
     if document.problems:
         raise SpecError(document.problems, is_cluster=True)
-    return Parsed(cluster, document)
+    return Parsed(cluster, document, text)
 
 
 def _require_cluster(data: Any) -> None:

@@ -105,6 +105,12 @@ def test_the_proxy_reads_the_file_itself_so_that_it_can_again() -> None:
     assert option(plans(cluster())["proxy"], "--spec") == "/some/cluster.yaml"
 
 
+def test_the_proxy_reads_another_file_again_when_it_is_started_from_a_copy() -> None:
+    of = cluster()
+    [*_, proxy] = cluster_plan(of, derive_topology(of), SITE, Path("/copy.yaml"), Path("/own.yaml"))
+    assert (option(proxy, "--spec"), option(proxy, "--reload-spec")) == ("/copy.yaml", "/own.yaml")
+
+
 def test_the_proxy_understands_everything_the_cluster_file_tells_it(tmp_path: Path) -> None:
     proxy = {
         "policy": {"prefill": "round-robin"},

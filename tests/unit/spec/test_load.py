@@ -28,7 +28,7 @@ def test_a_missing_file_a_directory_and_a_pipe_are_told_apart(tmp_path: Path) ->
     assert refused(tmp_path / "none.yaml") == "no such file"
     assert refused(tmp_path) == "not a regular file"
     os.mkfifo(tmp_path / "pipe")
-    assert refused(tmp_path / "pipe") == "not a regular file"
+    assert refused(tmp_path / "pipe") == "a pipe, which can be read only once"
 
 
 def test_a_hundred_megabytes_are_not_read(tmp_path: Path) -> None:
