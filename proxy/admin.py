@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
+from msgspec import UNSET, UnsetType
 
 from ascend_pd.errors import OperatorError
 from proxy.app import ProxyApp, add_record_route
@@ -28,19 +29,20 @@ class InstanceChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     role: Role
     url: str
-    side: str = ""
+    side: str | UnsetType = UNSET
     dp_rank: int | None = None
-    dialect: str = ""
+    dialect: str | UnsetType = UNSET
 
-    def settings(self) -> InstanceSettings:
-        """As settings.
+    def settings(self, known: InstanceSettings | None = None) -> InstanceSettings:
+        """As settings; what is left out stays as it is known.
 
         Raises:
             OperatorError: not an instance.
         """
-        return checked_instance(
-            InstanceSettings(url=self.url, side=self.side, dp_rank=self.dp_rank, dialect=self.dialect)
-        )
+        base = known or InstanceSettings(url=self.url)
+        side = base.side if isinstance(self.side, UnsetType) else self.side
+        dialect = base.dialect if isinstance(self.dialect, UnsetType) else self.dialect
+        return checked_instance(InstanceSettings(url=self.url, side=side, dp_rank=self.dp_rank, dialect=dialect))
 
 
 def create_admin_app(app: ProxyApp, secrets: Secrets, reload: Reload | None) -> FastAPI:
@@ -114,12 +116,13 @@ def _add_routes(admin: FastAPI, app: ProxyApp, reload: Reload | None) -> None:
     async def add(request: Request) -> JSONResponse:
         """Take an instance in, or back if it is draining; a known one that is told otherwise is replaced."""
         change = await _change(request)
-        settings = change.settings()
+        key = Instance(change.settings(), change.role, "").key
         services = app.services
-        check_dialects(services.settings, [settings])
         async with changing:
+            known = services.fleet.find(change.role, key)
+            settings = change.settings(known.settings if known is not None else None)
+            check_dialects(services.settings, [settings])
             fresh = services.fleet.make(settings, change.role)
-            known = services.fleet.find(change.role, fresh.key)
             instance = known if known is not None and known.equals(fresh) else fresh
             await services.probes.first(instance)
             services.fleet.put(instance)

@@ -73,6 +73,17 @@ async def test_adding_a_known_instance_with_other_settings_replaces_it(stack_of:
         assert [i.side for i in decode_of(stack)] == ["127.0.0.1:5"]
 
 
+async def test_what_an_addition_leaves_out_stays_as_it_is_known(stack_of: StackOf) -> None:
+    async with stack_of(sides=True) as stack, admin_of(stack) as admin:
+        before = decode_of(stack)
+        assert before[0].side
+        same = {"role": "decode", "url": stack.decode[0].url}
+        await admin.post("/instances/drain", json=same)
+        assert (await admin.post("/instances", json=same)).json()["draining"] is False
+        assert decode_of(stack) == before
+        assert (await admin.post("/instances", json={**same, "side": ""})).json()["side"] == ""
+
+
 @pytest.mark.parametrize("changed", [False, True])
 async def test_a_drain_outlives_a_reload(stack_of: StackOf, tmp_path: Path, changed: bool) -> None:
     async with stack_of(decode=2) as stack:
@@ -85,7 +96,7 @@ async def test_a_drain_outlives_a_reload(stack_of: StackOf, tmp_path: Path, chan
             assert len((await admin.post("/reload")).json()["changed"]) == 2 * changed
             states = [i.draining for i in stack.app.services.fleet.instances(Role.DECODE)]
             assert states == [True, False]
-            assert (await admin.post("/instances", json={**gone, "side": decode[0]["side"]})).status_code == 201
+            assert (await admin.post("/instances", json=gone)).status_code == 201
             assert not any(i.draining for i in stack.app.services.fleet.instances())
 
 
