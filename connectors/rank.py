@@ -54,28 +54,30 @@ class Rank:
         tensors = (tensor for cache in kv_caches.values() for tensor in tensors_of(cache))
         self.transport.register(self.device.adopt(tensors))
 
-    def serve_peers(self, *, staging_bytes: int) -> None:
-        """Gather small pieces and add up what was moved, for peers that ask: called once, after `register`, where
-        peers read from here or write to.
-
-        Args:
-            staging_bytes: per peer, 0 where nothing is staged for it.
+    def serve_peers(self) -> None:
+        """Gather or scatter small pieces and add up what was moved, for peers that ask: called once, after
+        `register`, where peers read from here or write to.
 
         Raises:
             OperatorError: the host's address cannot be listened on.
         """
         config = self._settings.config
-        if staging_bytes or config.checksum:
+        if config.staging_bytes or config.checksum:
             self._service = WorkerService(
                 self.device,
                 self.transport,
                 self.info.layout,
                 host=config.host,
                 secret=self._settings.secret,
-                staging_bytes=staging_bytes,
+                staging_bytes=config.staging_bytes,
                 checksums=config.checksum,
                 idle_s=2 * config.max_hold_seconds,
             )
+
+    def fenced(self) -> None:
+        """The transport was rotated: what peers ordered to be scattered before is not carried out any more."""
+        if self._service:
+            self._service.fenced()
 
     @property
     def info(self) -> WorkerInfo:

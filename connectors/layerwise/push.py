@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ascend_pd.errors import LocalProtocolError, TransferError
-from ascend_pd.layout.pieces import Pieces, join
+from ascend_pd.errors import LocalProtocolError
 from ascend_pd.layout.plan import salt_of
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Claim, Pushed, WorkerInfo
 from ascend_pd.wire.params import Reservation
 from connectors.handshake import Address
 from connectors.layerwise.metadata import PushBegin, PushReport
-from connectors.layerwise.progress import Batch, PushProgress
+from connectors.layerwise.progress import PushProgress
 from connectors.peers import Peer
 from connectors.transport.stage_peer import StagedRequest
 
@@ -89,39 +88,14 @@ class Push:
         timings = {"write": self.write_s * 1e3, "push": (now - self.began) * 1e3, "exposed": exposed_s * 1e3}
         return PushReport(self.transfer_id, "pushed", bytes_moved=self.bytes_sent, timings_ms=timings)
 
-    def pieces(self, batches: list[Batch], deadline: float) -> list[tuple[str, Pieces]]:
-        """What to write, per session of D; waits until the device has finished these layers.
+    def requests(self) -> Iterator[tuple[WorkerInfo, StagedRequest]]:
+        """What moves to each of D's workers, as the end that moves it names it to the other.
 
         Raises:
-            TransferError: it has not by `deadline`.
-            RemoteProtocolError: the reservation's blocks do not fit the prompt or D's cache.
+            LocalProtocolError: D has granted nothing yet.
         """
-        sink = self.sink
-        if sink is None:
+        if self.sink is None:
             raise LocalProtocolError("a write before the grant")
-        by_session: dict[str, list[Pieces]] = {}
-        for batch in batches:
-            for event in batch.after:
-                if not event.wait(deadline):
-                    raise TransferError("the device did not finish a layer in time", quiesced=True)
-            planned = sink.plan.pieces(
-                self.block_ids,
-                self.reserved.block_ids,
-                batch.first,
-                batch.end,
-                salt=salt_of(self.transfer_id),
-                layers=batch.layers,
-            )
-            for worker, pieces in planned.items():
-                by_session.setdefault(sink.workers[worker].session, []).append(pieces)
-        return [(session, join(parts)) for session, parts in by_session.items()]
-
-    def requests(self) -> Iterator[tuple[WorkerInfo, StagedRequest]]:
-        """What moves to each of D's workers, as the end that moves it names it to the other."""
-        if self.sink is not None:
-            salt = salt_of(self.transfer_id)
-            for worker, pair in self.sink.plan.pairs(salt).items():
-                yield (
-                    self.sink.workers[worker],
-                    StagedRequest(pair, salt, self.block_ids, self.reserved.block_ids),
-                )
+        salt = salt_of(self.transfer_id)
+        for worker, pair in self.sink.plan.pairs(salt).items():
+            yield self.sink.workers[worker], StagedRequest(pair, salt, self.block_ids, self.reserved.block_ids)

@@ -46,7 +46,6 @@ from connectors.settings import ConnectorSettings
 from connectors.sidechannel.client import SideChannelClient
 from connectors.sidechannel.rendezvous import RendezvousClient
 from connectors.transport.base import Transport
-from connectors.transport.checksum import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +63,7 @@ class Pusher:
         settings: ConnectorSettings,
         device: Device,
         transport: Transport,
+        writer: Writer,
         sinks: PeerDirectory,
         client: SideChannelClient,
         rendezvous: RendezvousClient,
@@ -80,8 +80,7 @@ class Pusher:
         self._rank = layout.worker
         self._num_ranks = num_ranks
         self._layers = tuple(sorted({region.layer for region in layout.regions}))
-        verifier = Verifier(device, client, layout, push=True) if config.checksum else None
-        self._writer = Writer(transport, verifier)
+        self._writer = writer
         self._patience_s = config.transfer_seconds
         self._limits = SourceLimits(
             lease_s=config.lease_seconds,
@@ -188,6 +187,7 @@ class Pusher:
         self._claims.close()
         self._lanes.close()
         self._driver.close()
+        self._writer.close()
 
     # --- taking in a request -----------------------------------------------------------------------------------
 
@@ -347,6 +347,7 @@ class Pusher:
     def _session_closed(self, former: str) -> None:
         now = time.monotonic()
         spared = {push.transfer_id for push in self._pushes.values() if push.via and push.via != former}
+        self._writer.session_closed()
         self._driver.perform(self._book.session_closed(now, spared))
 
     def _close_failed(self, reason: str) -> None:

@@ -14,6 +14,7 @@ from connectors.device.kv_layout import layer_index
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata, LayerwiseReport
 from connectors.layerwise.pusher import Pusher
 from connectors.layerwise.session_closer import SPARE_S
+from connectors.layerwise.writer import Writer
 from connectors.peers import PeerDirectory
 from connectors.rank import Rank
 from connectors.settings import ConnectorSettings
@@ -63,7 +64,7 @@ class LayerwiseWorker:
         """
         self.rank.register(kv_caches)
         if self._settings.is_consumer:
-            self.rank.serve_peers(staging_bytes=0)
+            self.rank.serve_peers()
         if self._settings.is_producer:
             self._pusher = self._make_pusher()
 
@@ -140,6 +141,7 @@ class LayerwiseWorker:
             settings,
             rank.device,
             rank.transport,
+            Writer(settings, rank.device, rank.transport, client, layout),
             sinks,
             client,
             rendezvous,
@@ -159,6 +161,7 @@ class LayerwiseWorker:
         try:
             spare_s = min(SPARE_S, self._settings.config.quarantine_seconds / 4)
             session = self.rank.transport.rotate(spare_s, lambda: self._receiving)
+            self.rank.fenced()
             logger.warning("transport endpoint destroyed and opened anew as %s", session)
         except AscendPdError as error:
             failure = str(error)

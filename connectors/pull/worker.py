@@ -38,7 +38,7 @@ class PullWorker:
         """
         self.rank.register(kv_caches)
         if self._settings.is_producer:
-            self.rank.serve_peers(staging_bytes=self._settings.config.staging_bytes)
+            self.rank.serve_peers()
         if not self._settings.is_consumer:
             return
         settings, layout, transport = self._settings, self.rank.info.layout, self.rank.transport

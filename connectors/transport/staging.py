@@ -184,6 +184,14 @@ class StagingPipeline:
                 written.append(batch)
             for batch in written:
                 batch.settle(deadline)
+        except AscendPdError as error:
+            quiesced = isinstance(error, TransferError) and error.quiesced
+            if any(batch.settle is not _nothing for batch in written) and (
+                quiesced or not isinstance(error, TransferError)
+            ):
+                # The peer was asked to scatter: it may still do so, or be asked again by a repeated message.
+                raise TransferError(str(error), quiesced=False) from error
+            raise
         finally:
             self._abandon(gathering)
 

@@ -9,17 +9,17 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import connectors.layerwise.pusher as pusher_module
 from ascend_pd.errors import TransferError
-from ascend_pd.layout.pieces import Pieces
 from ascend_pd.wire.identity import EngineRef
 from ascend_pd.wire.messages import Abort, Answer, Claim, Pushed, Reply, Request, Verdict
 from ascend_pd.wire.params import Reservation
 from connectors.device.cpu import CpuDevice
 from connectors.layerwise.metadata import LayerwiseMetadata, PushBegin, PushChunk, PushReport
+from connectors.layerwise.progress import Batch
+from connectors.layerwise.push import Push
 from connectors.layerwise.pusher import Pusher
 
 pytestmark = pytest.mark.engine
@@ -45,7 +45,7 @@ class Wire:
     def session(self) -> str:
         return f"e{self.generation}"
 
-    def write(self, peer: str, pieces: Pieces, deadline: float, via: str = "") -> None:
+    def write(self, peer: str, via: str) -> None:
         gate = self.gates.get(peer)
         with self.changed:
             self.users[via] = self.users.get(via, 0) + 1
@@ -91,6 +91,7 @@ class Bench:
             SimpleNamespace(config=config),  # type: ignore[arg-type]
             CpuDevice(),
             self.wire,  # type: ignore[arg-type]
+            SimpleNamespace(write=self._write, session_closed=lambda: None, close=lambda: None),  # type: ignore[arg-type]
             SimpleNamespace(peer=self._peer, forget=lambda address: None),  # type: ignore[arg-type]
             SimpleNamespace(request=self._request, submit=self._submit),  # type: ignore[arg-type]
             SimpleNamespace(wait_for=self._wait_for),  # type: ignore[arg-type]
@@ -128,11 +129,10 @@ class Bench:
 
     def _peer(self, address: Any, engine: EngineRef, timeout_s: float, endpoints: int = 0) -> Any:
         self.handshakes.append(self.endpoints)
-        one = Pieces(*(np.array([16], np.int64),) * 3)
-        plan = SimpleNamespace(unit_tokens=16, pieces=lambda *args, **kwargs: {0: one})
-        return SimpleNamespace(
-            endpoints=self.endpoints, plan=plan, workers={0: SimpleNamespace(session=address[0])}
-        )
+        return SimpleNamespace(endpoints=self.endpoints, plan=SimpleNamespace(unit_tokens=16), workers={})
+
+    def _write(self, push: Push, batches: list[Batch], deadline: float, via: str) -> None:
+        self.wire.write(push.address[0], via)
 
     def _answer(self, message: Any) -> Reply:
         self.sent.append(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -147,6 +148,26 @@ def test_a_slot_of_a_failed_transfer_is_not_used_before_the_fence(bench: Bench, 
     bench.transport.rotate()
     bench.pool.fenced()
     assert bench.pool.take_free() is not None
+
+
+@pytest.mark.parametrize("error", [TransferError("injected", quiesced=True), LocalProtocolError("injected")])
+@pytest.mark.parametrize(("asks", "quiesced"), [(True, False), (False, True)])
+def test_a_write_fails_unquiesced_once_the_peer_was_asked_to_scatter(
+    bench: Bench, error: Exception, asks: bool, quiesced: bool
+) -> None:
+    """However little of the failing batch was submitted: the peer may still carry out what it was asked before."""
+
+    def on_move() -> None:
+        if len(bench.transport.moves) == 3:
+            raise error
+
+    bench.transport.on_move = on_move
+    batches = bench.write_batches()
+    if asks:
+        batches = (dataclasses.replace(batch, settle=lambda deadline: None) for batch in batches)
+    with pytest.raises((TransferError, LocalProtocolError), match="injected") as caught:
+        bench.pipeline.write("peer", batches, soon())
+    assert getattr(caught.value, "quiesced", True) is quiesced
 
 
 def test_a_slot_cut_off_by_a_fence_is_free_when_that_fence_is_over(bench: Bench) -> None:
