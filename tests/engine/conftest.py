@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.engine.fork_server import ForkServer
+
+if TYPE_CHECKING:
+    from tests.engine.pull_source import Source, StartSource
 
 
 @pytest.fixture(autouse=True)
@@ -26,3 +31,26 @@ def no_endpoint_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     yield
     left = [endpoint.session for endpoint in opened if endpoint.engine is not None]
     assert not left, f"endpoints left open: {left}"
+
+
+@pytest.fixture(scope="package")
+def fork_server() -> Iterator[ForkServer]:
+    """What makes processes that need vLLM, without a wait for its imports each."""
+    with ForkServer("tests.engine.pull_source") as server:
+        yield server
+
+
+@pytest.fixture
+def start_source(fork_server: ForkServer) -> Iterator[StartSource]:
+    """Starts prefill engines, each a fresh process, and ends those that the test did not end."""
+    from tests.engine.pull_source import Source
+
+    started: list[Source] = []
+
+    def start(*arguments: Any, **order: Any) -> Source:
+        started.append(Source(fork_server, *arguments, **order))
+        return started[-1]
+
+    yield start
+    for source in started:
+        source.close()

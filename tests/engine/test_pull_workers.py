@@ -2,72 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ascend_pd.wire.identity import EngineRef
-from ascend_pd.wire.params import PullHandoff, parse_params
+from ascend_pd.wire.params import PullHandoff
 from connectors.peers import PeerDirectory
 from connectors.pull.metadata import PullLoad
 from connectors.pull.reader import LoadResults, Reader
 from connectors.sidechannel.client import SideChannelClient
 from tests.engine.kv_fixture import BLOCK_SIZE, FINGERPRINT, Cache, make_cache, make_content, settings
+from tests.engine.pull_source import SEED, StartSource
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
-ROOT = Path(__file__).resolve().parents[2]
-SEED = 7
-
-
-class Source:
-    """The process with P in it."""
-
-    def __init__(self, holds: list[tuple[str, list[int], list[int]]], **order: Any) -> None:
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.engine.pull_source",
-                json.dumps({"seed": SEED, "holds": holds, **order}),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GLOG_minloglevel": "2"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.handoffs: list[PullHandoff] = []
-        for params in json.loads(self.line()):
-            found = parse_params(params)
-            assert isinstance(found, PullHandoff)
-            self.handoffs.append(found)
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def released(self) -> str:
-        """The next request whose blocks go back."""
-        return str(json.loads(self.line())["released"])
-
-    def close(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Sink:
@@ -133,10 +85,14 @@ def prompt_of(length: int) -> list[int]:
     return list(range(1, length + 1))
 
 
-def test_every_block_arrives_whatever_the_prompts_length_and_the_blocks_order(sink: Sink) -> None:
+def test_every_block_arrives_whatever_the_prompts_length_and_the_blocks_order(
+    sink: Sink, start_source: StartSource
+) -> None:
     lengths = [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 5 * BLOCK_SIZE + 3]
     theirs, ours = [19, 18, 17, 3, 5, 11], [2, 9, 8, 7, 23, 1]
-    source = Source([(f"t{length}", prompt_of(length), theirs[: -(-length // BLOCK_SIZE)]) for length in lengths])
+    source = start_source(
+        [(f"t{length}", prompt_of(length), theirs[: -(-length // BLOCK_SIZE)]) for length in lengths]
+    )
     try:
         for length, handoff in zip(lengths, source.handoffs, strict=True):
             count = -(-length // BLOCK_SIZE)
@@ -152,9 +108,9 @@ def test_every_block_arrives_whatever_the_prompts_length_and_the_blocks_order(si
         source.close()
 
 
-def test_decodes_prefix_hit_is_neither_read_nor_overwritten(sink: Sink) -> None:
+def test_decodes_prefix_hit_is_neither_read_nor_overwritten(sink: Sink, start_source: StartSource) -> None:
     theirs, ours = [4, 5, 6], [10, 11, 12]
-    source = Source([("t", prompt_of(3 * BLOCK_SIZE), theirs)])
+    source = start_source([("t", prompt_of(3 * BLOCK_SIZE), theirs)])
     try:
         sink.load(source.handoffs[0], ours, num_cached_tokens=BLOCK_SIZE)
         results = sink.results()
@@ -166,9 +122,9 @@ def test_decodes_prefix_hit_is_neither_read_nor_overwritten(sink: Sink) -> None:
     assert results.reports[0].bytes_moved == 2 * sink.cache.tensor[:, 0].nbytes
 
 
-def test_several_loads_at_once_stay_apart(sink: Sink) -> None:
+def test_several_loads_at_once_stay_apart(sink: Sink, start_source: StartSource) -> None:
     holds = [(f"t{i}", prompt_of(2 * BLOCK_SIZE), [2 * i, 2 * i + 1]) for i in range(8)]
-    source = Source(holds)
+    source = start_source(holds)
     try:
         for i, handoff in enumerate(source.handoffs):
             sink.load(handoff, [23 - 2 * i, 22 - 2 * i])
@@ -182,8 +138,8 @@ def test_several_loads_at_once_stay_apart(sink: Sink) -> None:
         assert torch.equal(ours, expected([2 * i, 2 * i + 1]))
 
 
-def test_another_prompt_is_refused_and_the_hold_let_go(sink: Sink) -> None:
-    source = Source([("t", prompt_of(40), [1, 2])])
+def test_another_prompt_is_refused_and_the_hold_let_go(sink: Sink, start_source: StartSource) -> None:
+    source = start_source([("t", prompt_of(40), [1, 2])])
     try:
         sink.load(source.handoffs[0], [1, 2], refusal="the prompt differs")
         results = sink.results()
@@ -194,8 +150,8 @@ def test_another_prompt_is_refused_and_the_hold_let_go(sink: Sink) -> None:
     assert results.invalid_block_ids == {1, 2}
 
 
-def test_another_model_is_refused_with_field_and_both_values(sink: Sink) -> None:
-    source = Source([("t", prompt_of(40), [1, 2])], fingerprint={"kv_cache_dtype": "bfloat16"})
+def test_another_model_is_refused_with_field_and_both_values(sink: Sink, start_source: StartSource) -> None:
+    source = start_source([("t", prompt_of(40), [1, 2])], fingerprint={"kv_cache_dtype": "bfloat16"})
     try:
         sink.load(source.handoffs[0], [1, 2])
         [report] = sink.results().reports
@@ -205,12 +161,13 @@ def test_another_model_is_refused_with_field_and_both_values(sink: Sink) -> None
     assert "kv_cache_dtype: prefill has 'bfloat16', decode has 'float32'" in report.reason
 
 
-def test_prefill_killed_before_the_read_fails_the_load_with_a_reason(sink: Sink) -> None:
-    source = Source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
+def test_prefill_killed_before_the_read_fails_the_load_with_a_reason(
+    sink: Sink, start_source: StartSource
+) -> None:
+    source = start_source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
     sink.load(source.handoffs[0], [1, 2])
     assert sink.results().reports[0].ok
-    source.process.kill()
-    source.process.wait()
+    source.kill()
     sink.load(source.handoffs[1], [3, 4])
     results = sink.results()
     source.close()
@@ -219,14 +176,13 @@ def test_prefill_killed_before_the_read_fails_the_load_with_a_reason(sink: Sink)
     assert results.invalid_block_ids == {3, 4}
 
 
-def test_prefill_restarted_under_the_same_name_is_another_engine(sink: Sink) -> None:
-    first = Source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
+def test_prefill_restarted_under_the_same_name_is_another_engine(sink: Sink, start_source: StartSource) -> None:
+    first = start_source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
     port = first.handoffs[0].remote_port
     sink.load(first.handoffs[0], [1, 2])
     assert sink.results().reports[0].ok
-    first.process.kill()
-    first.process.wait()
-    second = Source([("c", prompt_of(40), [5, 6])], port=port)
+    first.kill()
+    second = start_source([("c", prompt_of(40), [5, 6])], port=port)
     try:
         sink.load(first.handoffs[1], [3, 4])
         [stale] = sink.results().reports
@@ -240,9 +196,9 @@ def test_prefill_restarted_under_the_same_name_is_another_engine(sink: Sink) -> 
     assert torch.equal(blocks_of(sink.cache.tensor, [7, 8]), expected([5, 6]))
 
 
-def test_bytes_read_after_the_lease_are_thrown_away(sink: Sink) -> None:
+def test_bytes_read_after_the_lease_are_thrown_away(sink: Sink, start_source: StartSource) -> None:
     late = Sink(faults="stall:1.0")
-    source = Source([("t", prompt_of(40), [1, 2])], faults="lease:0.2")
+    source = start_source([("t", prompt_of(40), [1, 2])], faults="lease:0.2")
     try:
         late.load(source.handoffs[0], [1, 2])
         results = late.results()
@@ -254,9 +210,9 @@ def test_bytes_read_after_the_lease_are_thrown_away(sink: Sink) -> None:
     assert "lease expired" in results.reports[0].reason
 
 
-def test_lost_done_and_lost_answers_only_delay(sink: Sink) -> None:
+def test_lost_done_and_lost_answers_only_delay(sink: Sink, start_source: StartSource) -> None:
     lossy = Sink(faults="drop:done:2")
-    source = Source([("t", prompt_of(40), [1, 2])], faults="drop:answer:2")
+    source = start_source([("t", prompt_of(40), [1, 2])], faults="drop:answer:2")
     try:
         lossy.load(source.handoffs[0], [1, 2])
         assert lossy.results().reports[0].ok
@@ -266,10 +222,10 @@ def test_lost_done_and_lost_answers_only_delay(sink: Sink) -> None:
         lossy.close()
 
 
-def test_an_errored_read_is_fenced_before_it_is_reported(sink: Sink) -> None:
+def test_an_errored_read_is_fenced_before_it_is_reported(sink: Sink, start_source: StartSource) -> None:
     failing = Sink(faults="fail-transfer:1")
     before = failing.cache.transport.session
-    source = Source([("t", prompt_of(40), [1, 2]), ("u", prompt_of(40), [3, 4])])
+    source = start_source([("t", prompt_of(40), [1, 2]), ("u", prompt_of(40), [3, 4])])
     try:
         failing.load(source.handoffs[0], [1, 2])
         [failed] = failing.results().reports
@@ -283,9 +239,9 @@ def test_an_errored_read_is_fenced_before_it_is_reported(sink: Sink) -> None:
     assert healthy.ok, healthy.reason
 
 
-def test_a_cancelled_load_ends_once_and_names_no_block(sink: Sink) -> None:
+def test_a_cancelled_load_ends_once_and_names_no_block(sink: Sink, start_source: StartSource) -> None:
     slow = Sink(faults="stall:0.5")
-    source = Source([("t", prompt_of(40), [1, 2])])
+    source = start_source([("t", prompt_of(40), [1, 2])])
     try:
         slow.load(source.handoffs[0], [1, 2])
         time.sleep(0.1)
@@ -299,8 +255,10 @@ def test_a_cancelled_load_ends_once_and_names_no_block(sink: Sink) -> None:
     assert not results.invalid_block_ids
 
 
-def test_a_stopped_prefill_is_answered_by_the_deadline_and_the_blocks_are_fenced(sink: Sink) -> None:
-    source = Source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
+def test_a_stopped_prefill_is_answered_by_the_deadline_and_the_blocks_are_fenced(
+    sink: Sink, start_source: StartSource
+) -> None:
+    source = start_source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
     try:
         sink.load(source.handoffs[0], [1, 2])
         assert sink.results().reports[0].ok

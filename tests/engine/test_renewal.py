@@ -11,7 +11,8 @@ import pytest
 from ascend_pd.wire.params import to_dict
 from connectors.pull.scheduler import PullScheduler
 from tests.engine.kv_fixture import FINGERPRINT, engine_request, settings
-from tests.engine.test_pull_workers import Source, prompt_of
+from tests.engine.pull_source import Source, StartSource
+from tests.engine.test_pull_workers import prompt_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 LEASE_S = 2.0
@@ -25,10 +26,8 @@ def decode() -> Iterator[PullScheduler]:
 
 
 @pytest.fixture
-def source() -> Iterator[Source]:
-    opened = Source([("t", prompt_of(40), [1, 2])], config={"lease_seconds": LEASE_S})
-    yield opened
-    opened.close()
+def source(start_source: StartSource) -> Source:
+    return start_source([("t", prompt_of(40), [1, 2])], config={"lease_seconds": LEASE_S})
 
 
 def test_a_queued_request_keeps_the_hold_past_its_lease_until_it_is_aborted(
