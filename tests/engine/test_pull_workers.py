@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 class Sink:
     """D's reader in this process."""
 
-    def __init__(self, *, faults: str = "", recompute: bool = False) -> None:
-        own = settings("decode", faults=faults, recompute=recompute)
+    def __init__(self, *, faults: str = "", recompute: bool = False, **config: Any) -> None:
+        own = settings("decode", faults=faults, recompute=recompute, **config)
         self.cache: Cache = make_cache(None, own.faults)
         self.client = SideChannelClient(b"", "decode", faults=own.faults)
         peers = PeerDirectory(self.client, FINGERPRINT, self.cache.layout, self.cache.transport.name, push=False)
@@ -256,8 +256,9 @@ def test_a_cancelled_load_ends_once_and_names_no_block(sink: Sink, start_source:
 
 
 def test_a_stopped_prefill_is_answered_by_the_deadline_and_the_blocks_are_fenced(
-    sink: Sink, start_source: StartSource
+    start_source: StartSource,
 ) -> None:
+    sink = Sink(transfer_seconds=4.0)
     source = start_source([("a", prompt_of(40), [1, 2]), ("b", prompt_of(40), [3, 4])])
     try:
         sink.load(source.handoffs[0], [1, 2])
@@ -272,4 +273,5 @@ def test_a_stopped_prefill_is_answered_by_the_deadline_and_the_blocks_are_fenced
         time.sleep(1.0)
     finally:
         source.close()
+        sink.close()
     assert bool((sink.cache.tensor[:, [3, 4]] == 5.0).all()), "bytes landed after the fence"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shlex
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 import connectors.compat as compat
+from ascend_pd.check.host.facts import ADAPTER_IMPORT
+from ascend_pd.versions import ADAPTERS
 
 SERIES = os.environ["ASCEND_PD_TEST_SERIES"]
 
@@ -42,6 +46,12 @@ def test_the_installed_version_chooses_the_adapter() -> None:
     assert vllm.__version__.startswith(SERIES)
     chosen = compat.ADAPTER
     assert chosen == "vllm_" + SERIES.replace(".", "_")
+
+
+def test_what_preflight_imports_names_the_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    program = shlex.split(ADAPTER_IMPORT)[-1]
+    exec(program, {})
+    assert capsys.readouterr().out.splitlines() == [ADAPTERS[SERIES]]
 
 
 def test_the_base_is_a_connector_that_supports_hybrid_caches() -> None:

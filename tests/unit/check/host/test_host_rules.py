@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ascend_pd.check.host import judge
 from ascend_pd.check.host.facts import MOONCAKE_IMPORT, CommandFacts, HostFacts, PackageFacts, PortFacts
 from ascend_pd.check.host.gather import Probe, gather
 from ascend_pd.check.host.judge import judge_host
@@ -172,11 +174,16 @@ def test_a_tool_that_is_not_there_is_missing(tmp_path: Path) -> None:
     assert run_tool(["hccn_tool"], str(tmp_path)).state == "missing"
 
 
-def test_the_command_saves_facts_and_judges_them_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_saves_facts_and_judges_them_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable(tmp_path, "echo ModuleNotFoundError: no such module; exit 1")  # what vLLM says takes seconds to ask
+    monkeypatch.setattr(judge, "Probe", partial(Probe, python=str(tmp_path / "hccn_tool")))
     spec, facts = tmp_path / "c.yaml", tmp_path / "facts.json"
     spec.write_text(text_of(cluster_data(connector={"protocol": "tcp", "transport": "mooncake"})))
     first = main(["check", str(spec), "--depth", "host", "--pool", "decode", "--save-facts", str(facts)])
     told = capsys.readouterr().out
+    assert "ModuleNotFoundError: no such module" in told
     assert main(["check", str(spec), "--facts", str(facts)]) == first
     assert capsys.readouterr().out == told
     assert json.loads(facts.read_text())["pool"] == "decode"
