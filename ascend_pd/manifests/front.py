@@ -22,6 +22,8 @@ from ascend_pd.spec.topology import Topology
 
 GRACE_S = 120
 """Streams that are under way finish."""
+LEAVING_S = 5
+"""A terminating pod still serves while the cluster's nodes take it out of the Service."""
 
 
 def proxy_objects(cluster: PDCluster, topology: Topology, settings: ManifestSettings) -> list[Object]:
@@ -31,7 +33,9 @@ def proxy_objects(cluster: PDCluster, topology: Topology, settings: ManifestSett
     if topology.admin:
         ports["admin"] = topology.admin.port
     deployment = _deployment(cluster, "proxy", topology.proxy.port, settings)
-    deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = ready
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container["readinessProbe"] = ready
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["sleep", str(LEAVING_S)]}}}
     own = deployment["spec"]["template"]["metadata"]["labels"]
     # The admin API stays inside the pod's own network unless adminHost says otherwise.
     offered = {"http": ports["http"]} if topology.admin and topology.admin.host.startswith("127.") else ports
