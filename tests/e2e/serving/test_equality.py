@@ -82,7 +82,7 @@ def test_requests_that_come_at_once_with_one_new_prefix_do_not_disturb_each_othe
     cluster: Cluster, collocated: str
 ) -> None:
     """Prefill schedules them in one step, where one hits blocks that another is only about to compute."""
-    for turn in range(3):
+    for turn in range(2):
         prefix = prompt_of(256, 9000 + turn)
         prompts = [prefix + prompt_of(20 + 7 * n, 9100 + 10 * turn + n) for n in range(4)]
         answers = all_tokens(cluster.proxy.url, prompts, len(prompts))
