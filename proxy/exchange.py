@@ -120,7 +120,7 @@ class Exchange:
             below = services.settings.policy.local_prefill_below_tokens
             pays = below == 0 or services.fleet.uncached_on_decode(self._work(0)) >= below
             return None if pays else Role.DECODE
-        role = self._fallback_role()
+        role = services.fleet.whole_role(services.settings.policy.fallback)
         if role is not None:
             return role
         if request.why_whole.startswith("/"):

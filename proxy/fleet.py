@@ -178,12 +178,21 @@ class Fleet:
         return work.tokens - max(cached, default=0)
 
     def fallback_role(self, fallback: str) -> Role | None:
-        """Who serves alone what P and D cannot, by `policy.fallback`; None when nobody may."""
+        """Who serves alone when P or D is down, by `policy.fallback`; None when nobody may."""
+        if not self._instances[Role.PREFILL] and not self._instances[Role.DECODE]:
+            return Role.UNION if self._instances[Role.UNION] else None
         if fallback == "none":
             return None
         if self._able(Role.UNION) or not self._instances[Role.DECODE]:
             return Role.UNION if self._instances[Role.UNION] else None
         return Role.DECODE if fallback == "local" else None
+
+    def whole_role(self, fallback: str) -> Role | None:
+        """Who serves what cannot be split over P and D; None when nobody may. A union instance is there for this,
+        whatever the fallback is."""
+        if self._instances[Role.UNION] and (self._able(Role.UNION) or fallback != "local"):
+            return Role.UNION
+        return self.fallback_role(fallback)
 
     def can_serve(self, fallback: str) -> bool:
         """Would a request be served now? Judged as requests are routed: a pair that fits, else the fallback.
@@ -195,7 +204,8 @@ class Fleet:
             pairs = [(p, d) for p in self._able(Role.PREFILL) for d in decoders if p.dialect == d.dialect]
             if pairs:
                 return any(not self._misfit(p, d) for p, d in pairs)
-        role = self.fallback_role(fallback)
+        alone = self.fallback_role if self._instances[Role.PREFILL] else self.whole_role
+        role = alone(fallback)
         return role is not None and bool(self._able(role))
 
     def _able(self, role: Role) -> list[Instance]:

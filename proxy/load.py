@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--secret-file", metavar="FILE", help="shared secret of side channel and metaserver")
     parser.add_argument("--policy-prefill", choices=sorted(POLICIES))
     parser.add_argument("--policy-decode", choices=sorted(POLICIES))
-    parser.add_argument("--fallback", choices=("union", "local", "none"), help="who serves what P/D cannot")
+    parser.add_argument("--fallback", choices=("union", "local", "none"), help="who serves when P or D is down")
     parser.add_argument("--api-key-file", metavar="FILE")
     parser.add_argument("--admin-port", type=int)
     parser.add_argument("--admin-key-file", metavar="FILE")

@@ -61,6 +61,16 @@ async def test_without_a_union_instance_the_refusal_names_the_field(stack_of: St
     assert json.loads(body)["error"]["param"] == "prompt_logprobs"
 
 
+@pytest.mark.parametrize("fallback", ["local", "union", "none"])
+async def test_a_union_instance_serves_what_pd_cannot_give_whatever_the_fallback(
+    stack_of: StackOf, fallback: str
+) -> None:
+    async with stack_of(union=1, policy=PolicySettings(fallback=fallback)) as stack:
+        status, _ = await stack.post("/v1/chat/completions", chat_body(prompt_logprobs=1))
+        assert status == 200
+        assert stack.union[0].seen and not stack.prefill[0].seen and not stack.decode[0].seen
+
+
 @pytest.mark.parametrize("header", ["x-data-parallel-rank", "x-ascend-pd-anything", "x-prefiller-host-port"])
 async def test_internal_headers_are_refused(stack: Stack, header: str) -> None:
     status, _ = await stack.post("/v1/chat/completions", chat_body(), **{header: "1"})
