@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from proxy.errors import ProxyError, error_body, error_event
@@ -14,6 +15,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 Headers = list[tuple[bytes, bytes]]
+ABORT = "ascend_pd.abort"
+"""Of a scope's extensions: closes the client's connection at once, whatever has not been sent."""
+LAST_S = 5.0
+"""How long a client may take to make room for an error when its time is over."""
 
 
 class Downstream(Protocol):
@@ -40,9 +45,10 @@ class AsgiDownstream:
     """An ASGI client."""
 
     __slots__ = (
+        "_abort",
         "_emptied",
         "_held",
-        "_on_writable",
+        "_paused",
         "_send",
         "base",
         "bytes_sent",
@@ -53,12 +59,14 @@ class AsgiDownstream:
         "streaming",
     )
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, abort: Callable[[], None] | None = None) -> None:
         self._send = send
+        self._abort = abort or _nothing
         self._held: deque[Message] = deque()
         """Written, but not yet taken by the server; the first of them is on its way."""
         self._emptied: asyncio.Future[None] | None = None
-        self._on_writable: Callable[[], None] = _nothing
+        self._paused: dict[Callable[[], None], None] = {}
+        """Who has been told to hold back, each once: a joint answer has several writers."""
         self.base: Headers = []
         """Headers of every answer to this request."""
         self.extra: Headers = []
@@ -80,8 +88,8 @@ class AsgiDownstream:
         self.status = status
         self.bytes_sent = len(body)
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        self.finished = True
         await self._send({"type": "http.response.body", "body": body})
+        self.finished = True
 
     async def start_stream(self) -> None:
         headers = [
@@ -101,16 +109,17 @@ class AsgiDownstream:
         message = {"type": "http.response.body", "body": events, "more_body": True}
         if self._held:
             self._held.append(message)
+            self._paused[on_writable] = None
             return False
         sending = Stepped(self._send(message), self._written)
         if sending.done:
             return True
         self._held.append(message)
-        self._on_writable = on_writable
+        self._paused[on_writable] = None
         return False
 
     def _written(self, _: Stepped) -> None:
-        """The oldest held message is out: send those that gathered behind it, then let the engine go on."""
+        """The oldest held message is out: send those that gathered behind it, then let the engines go on."""
         self._held.popleft()
         while self._held:
             if not Stepped(self._send(self._held[0]), self._written).done:
@@ -118,17 +127,32 @@ class AsgiDownstream:
             self._held.popleft()
         if self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
-        self._on_writable()
+        paused, self._paused = self._paused, {}
+        for on_writable in paused:
+            on_writable()
 
     async def end(self) -> None:
         if self._held:
             self._emptied = asyncio.get_running_loop().create_future()
             await self._emptied
-        self.finished = True
         await self._send({"type": "http.response.body", "body": b""})
+        self.finished = True
 
     async def error(self, error: ProxyError) -> None:
-        """The error as a whole answer, or as the last event of a stream that has begun."""
+        """The error as a whole answer, or as the last event of a stream that has begun.
+
+        A client that does not take it in time, or has part of another whole answer, loses its connection.
+        """
+        try:
+            async with asyncio.timeout(LAST_S):
+                await self._tell(error)
+            stuck = self.started and not self.finished
+        except TimeoutError:
+            stuck = True
+        if stuck:
+            self._abort()
+
+    async def _tell(self, error: ProxyError) -> None:
         if self.streaming:
             self.write_now(error_event(error), _nothing)
             await self.end()
@@ -137,6 +161,8 @@ class AsgiDownstream:
             return
         if error.retry_after_s:
             self.extra.append((b"retry-after", b"%d" % error.retry_after_s))
+        if error.status == HTTPStatus.REQUEST_TIMEOUT:
+            self.extra.append((b"connection", b"close"))  # the rest of the request is not waited for
         await self.whole(error.status, error_body(error))
 
 

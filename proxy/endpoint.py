@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 from ascend_pd.errors import LocalProtocolError
 from proxy.admission import Admission
 from proxy.auth import bearer
-from proxy.downstream import AsgiDownstream, Downstream
+from proxy.downstream import ABORT, AsgiDownstream, Downstream
 from proxy.errors import LegFailed, ProxyError, Refused
 from proxy.exchange import Exchange
 from proxy.group import Group
 from proxy.record import Record
-from proxy.request import TOO_DEEP, ClientRequest, Route, parse_request
+from proxy.request import MAX_NAME, TOO_DEEP, ClientRequest, Route, parse_request
 from proxy.services import Services
 from proxy.settings import KeyLimits, Role
 from proxy.split import Member, member_request, members
@@ -34,6 +34,8 @@ _INTERNAL_HEADERS = frozenset(
 )
 _INTERNAL_PREFIX = b"x-ascend-pd-"
 MAX_HEADERS = 128
+BODY_S = 120.0
+"""For bodies that no setting speaks of."""
 
 
 class ClientGone(Exception):
@@ -94,7 +96,7 @@ def session_of(request: ClientRequest) -> str:
     for field in ("prompt_cache_key", "user"):
         value = request.body.get(field)
         if isinstance(value, str) and value:
-            return value[:256]
+            return value[:MAX_NAME]
     return ""
 
 
@@ -131,18 +133,21 @@ async def serve(
         prepare: what kind of request it is; token-carrying unless told otherwise.
         route: for the journal, while the request has not been looked at.
     """
-    record = Record(request_id="", path=path, route=route, received_at=time.monotonic())
-    down = AsgiDownstream(send)  # type: ignore[arg-type]
+    record = Record(request_id="", path=path[:MAX_NAME], route=route, received_at=time.monotonic())
+    down = AsgiDownstream(send, scope.get("extensions", {}).get(ABORT))  # type: ignore[arg-type]
     trace: Trace | None = None
     try:
         head = read_head(scope["headers"])
         record.request_id = request_id_of(head)
         down.base = [(b"x-request-id", record.request_id.encode())]
-        trace = services.tracing.begin(path, head.traceparent.decode("latin-1"), head.tracestate.decode("latin-1"))
+        trace = services.tracing.begin(
+            record.path, head.traceparent.decode("latin-1"), head.tracestate.decode("latin-1")
+        )
         key = services.keyring.check(bearer(head.authorization, head.api_key))
         if key is not None:
             record.key = key.name
-        raw = await read_body(receive, services.settings.admission.max_body_bytes, head.content_length)
+        most, body_s = services.settings.admission.max_body_bytes, services.settings.timeouts.body_s
+        raw = await read_body(receive, most, head.content_length, body_s)
         work = (prepare or _exchanging)(Entry(services, path, raw, head, down, record, trace))
         admitted = _admitted(services.admission, record.key, key.limits if key else None, work)
         await _until_gone(admitted, down, receive, services.settings.timeouts.request_s)
@@ -295,15 +300,23 @@ async def _until_gone(
         watch.close()
 
 
-async def read_body(receive: Receive, limit: int, content_length: bytes) -> bytes:
+async def read_body(receive: Receive, limit: int, content_length: bytes, timeout_s: float = BODY_S) -> bytes:
     """The request body.
 
     Raises:
-        Refused: larger than `limit` (413).
+        Refused: larger than `limit` (413), or not whole within `timeout_s` (408).
         ClientGone: disconnected before its end.
     """
-    if content_length.isdigit() and int(content_length) > limit:
+    if content_length.isdigit() and int(content_length[:20]) > limit:
         raise Refused(f"the body is larger than {limit} bytes", status=413)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _pieces(receive, limit)
+    except TimeoutError as error:
+        raise Refused(f"the body did not come within {timeout_s:g} s", status=408) from error
+
+
+async def _pieces(receive: Receive, limit: int) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:

@@ -27,6 +27,7 @@ _STATUSES = {
     "400": "The request cannot be served as it is",
     "401": "A valid API key is needed",
     "404": "No such model",
+    "408": "The body did not come in time",
     "413": "The body is too large",
     "422": "The engine refused a field",
     "429": "This key, or everybody, sends too much",

@@ -16,6 +16,8 @@ DEFAULT_OUTPUT_TOKENS = 256
 """Expected output when the client names no limit; only weighs instances against each other."""
 MAX_MEMBERS = 1024
 """Prompts times samples of one request."""
+MAX_NAME = 256
+"""Characters that are kept of what a client calls things: models, sessions, paths."""
 TOO_DEEP = "the body is nested too deeply"
 GREEDY_BELOW = 1e-5
 INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
@@ -44,6 +46,7 @@ class ClientRequest:
     body: dict[str, Any]
     stream: bool
     model: str
+    """Its first characters, for the records."""
     prompt_tokens: int
     """An estimate, at least 1."""
     output_tokens: int
@@ -79,7 +82,7 @@ def parse_request(path: str, raw: bytes) -> ClientRequest:
         raw=raw,
         body=body,
         stream=body.get("stream") is True,
-        model=model if isinstance(model, str) else "",
+        model=model[:MAX_NAME] if isinstance(model, str) else "",
         prompt_tokens=_prompt_tokens(body),
         output_tokens=_output_tokens(body),
         route=route,

@@ -44,6 +44,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class TimeoutSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Durations in seconds."""
 
+    body_s: float = 120.0
+    """From the end of a request's head to the end of its body; beyond that 408."""
     connect_s: float = 3.0
     prefill_s: float = 300.0
     """From sending P's request to its whole answer."""
