@@ -7,7 +7,7 @@ from collections.abc import Callable
 from proxy.downstream import Downstream
 from proxy.errors import LegFailed
 from proxy.settings import TimeoutSettings
-from proxy.sse import EventCutter, ends_stream, find_error, read_error
+from proxy.sse import ENDS, ErrorEvent, EventCutter, ends_stream, find_error, read_error
 from proxy.upstream import Answer
 
 END_S = 1.0
@@ -93,14 +93,16 @@ class Relay:
     def _sink(self, piece: bytes) -> None:
         if self._failure is not None or self._done:
             return
-        if events := self._cut(piece):
-            self._take(events)
-
-    def _take(self, events: bytes) -> None:
+        events = self._cut(piece)
+        if not events:
+            return
         error = find_error(events)
         if error is None:
             self._pass_on(events)
-            return
+        else:
+            self._break_off(error)
+
+    def _break_off(self, error: ErrorEvent) -> None:
         self._failure = self._error(error.status, error.message)
         if error.before:
             self._pass_on(error.before)
@@ -116,7 +118,7 @@ class Relay:
 
     def _pass_on(self, events: bytes) -> None:
         self.events += 1
-        if self._says_done and ends_stream(events):
+        if events.endswith(ENDS) and self._says_done and ends_stream(events):
             self._done = True
             self._answer.resume(END_S)
         if not self._down.write_now(events, self._writable) and not self._done:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-_ENDS = tuple(b"data:%s[DONE]%s" % (space, line * 2) for space in (b" ", b"") for line in (b"\n", b"\r\n"))
+ENDS = tuple(b"data:%s[DONE]%s" % (space, line * 2) for space in (b" ", b"") for line in (b"\n", b"\r\n"))
+"""How a stream's last piece ends; a cheap first look before `ends_stream`."""
 _END = re.compile(rb"(?:\A|\n)data: ?\[DONE\](?:\r?\n){2}\Z")
 _ERROR_LINE = re.compile(rb'^(?:data:[ \t]*\{[ \t]*"error"|event: ?error\r?$)', re.MULTILINE)
 _SUSPICIOUS = b"error"
@@ -74,7 +75,7 @@ def split_events(data: bytes) -> list[bytes]:
 
 def ends_stream(events: bytes) -> bool:
     """Is the last of these whole events `data: [DONE]`? One comparison for any other event."""
-    return events.endswith(_ENDS) and _END.search(events) is not None
+    return events.endswith(ENDS) and _END.search(events) is not None
 
 
 class _Error(msgspec.Struct):
