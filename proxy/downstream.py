@@ -54,6 +54,7 @@ class AsgiDownstream:
         "bytes_sent",
         "extra",
         "finished",
+        "names_events",
         "started",
         "status",
         "streaming",
@@ -71,6 +72,8 @@ class AsgiDownstream:
         """Headers of every answer to this request."""
         self.extra: Headers = []
         """Headers of the current attempt."""
+        self.names_events = False
+        """The stream's events have names: `/v1/responses`, `/v1/messages`."""
         self.started = False
         self.finished = False
         self.streaming = False
@@ -154,7 +157,7 @@ class AsgiDownstream:
 
     async def _tell(self, error: ProxyError) -> None:
         if self.streaming:
-            self.write_now(error_event(error), _nothing)
+            self.write_now(error_event(error, self.names_events), _nothing)
             await self.end()
             return
         if self.started:

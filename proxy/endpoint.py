@@ -20,7 +20,7 @@ from proxy.errors import LegFailed, ProxyError, Refused
 from proxy.exchange import Exchange
 from proxy.group import Group
 from proxy.record import Record
-from proxy.request import MAX_NAME, TOO_DEEP, ClientRequest, Route, parse_request
+from proxy.request import MAX_NAME, TOO_DEEP, WHOLE_PATHS, ClientRequest, Route, parse_request
 from proxy.services import Services
 from proxy.settings import KeyLimits, Role
 from proxy.split import Member, member_request, members
@@ -187,6 +187,7 @@ async def _admitted(admission: Admission, key: str, limits: KeyLimits | None, wo
 def _exchanging(entry: Entry) -> Work:
     """A token-carrying request."""
     request = parse_request(entry.path, entry.raw)
+    entry.down.names_events = request.path in WHOLE_PATHS
     _note(entry.record, request)
     return _Serving(entry, request).run
 

@@ -75,6 +75,10 @@ class LegFailed(ProxyError):
 
 def error_body(error: ProxyError) -> bytes:
     """The JSON body of an error answer."""
+    return msgspec.json.encode({"error": _object(error)})
+
+
+def _object(error: ProxyError) -> dict[str, object]:
     kind = _TYPES.get(error.status, "InternalServerError")
     if error.status not in _TYPES and error.status < 500:
         kind = HTTPStatus(error.status).phrase.replace(" ", "") + "Error"
@@ -86,9 +90,24 @@ def error_body(error: ProxyError) -> bytes:
     }
     if error.kind:
         inner["kind"] = error.kind
-    return msgspec.json.encode({"error": inner})
+    return inner
 
 
-def error_event(error: ProxyError) -> bytes:
-    """The same as a server-sent event; no `[DONE]` follows it."""
-    return b"data: " + error_body(error) + b"\n\n"
+def error_event(error: ProxyError, named: bool = False) -> bytes:
+    """The same as a server-sent event; no `[DONE]` follows it.
+
+    Args:
+        named: the stream names its events; then it has what clients of `/v1/messages` (`error`) and of `/v1/responses`
+            (`code`, `message`, `param`) look for.
+    """
+    if not named:
+        return b"data: " + error_body(error) + b"\n\n"
+    inner = _object(error)
+    event = {
+        "type": "error",
+        "code": inner["type"],
+        "message": error.message,
+        "param": error.param,
+        "error": inner,
+    }
+    return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"

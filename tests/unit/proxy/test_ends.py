@@ -64,7 +64,12 @@ async def test_a_stream_that_breaks_ends_with_an_error_in_every_format(
         stack.decode[0].faults.append(fault)
         status, answer = await stack.post(path, body_of(path))
         assert status == 200
-        assert "error" in json.loads(answer.split(b"\n\n")[-2].rpartition(b"data: ")[2])
+        name, _, data = answer.split(b"\n\n")[-2].rpartition(b"data: ")
+        event = json.loads(data)
+        assert event["error"]["message"]
+        assert name == (b"event: error\n" if path in NAMED else b"")
+        if path in NAMED:
+            assert (event["type"], event["message"]) == ("error", event["error"]["message"])
         assert b"[DONE]" not in answer
         assert failures(stack) == [1]
 
