@@ -203,10 +203,11 @@ class DecodeScheduler:
     def _must_wait(self, claim: Claim) -> bool:
         """A fence would cut what is granted now: let P come again, with the sessions of after the fence."""
         reserved = self._book.by_transfer.get(claim.transfer_id)
-        if reserved is None or reserved.source_address is not None or claim.sink_epoch != self._endpoint.ref.epoch:
+        if reserved is None or claim.sink_epoch != self._endpoint.ref.epoch:
             return False
         renewing = self._fence_wanted or self._fencing is not None
-        return renewing or claim.endpoints < self._endpoint.endpoints
+        # What was granted before a fence does not outlive it: a further rank may still join until then.
+        return claim.endpoints < self._endpoint.endpoints or (renewing and reserved.source_address is None)
 
     def tick(self, now: float) -> float | None:
         """Let deadlines take effect; returns when to look again."""

@@ -25,7 +25,7 @@ from connectors.compat import BlockIds
 from connectors.endpoint import EngineEndpoint
 from connectors.handoff.unreserved import UnreservedCap
 from connectors.layerwise.metadata import LayerwiseMetadata, LayerwiseReport, PushBegin, PushChunk
-from connectors.layerwise.settled import StepWrites
+from connectors.layerwise.settled import BlockTables
 from connectors.request_params import params_for
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class PrefillScheduler:
         self._endpoint = endpoint
         self._max_unreserved_blocks = max_unreserved_blocks
         self._patience_s = patience_s
-        self._block_size = block_size
+        self._tables = BlockTables(block_size)
         self._prefills: dict[str, _Prefill] = {}
         self._transfers: dict[str, str] = {}
         self._revoked: dict[str, str] = {}
@@ -102,9 +102,9 @@ class PrefillScheduler:
             prefill = self._prefills.get(request_id)
             if prefill is not None and prefill.announced:
                 metadata.preempted.append(prefill.params.transfer_id)
-        writes = StepWrites(output, self._block_size)
-        self._describe_new(output, metadata, writes)
-        self._describe_cached(output, metadata, writes)
+        self._tables.step(output)
+        self._describe_new(output, metadata)
+        self._describe_cached(output, metadata)
         self._drop_unreserved()
         metadata.finished, self._finished = self._finished, {}
         metadata.cancels, self._cancels = self._cancels, {}
@@ -171,7 +171,7 @@ class PrefillScheduler:
         """Whether the workers should hear something although no request is computed."""
         return bool(self._messages or self._finished or self._cancels)
 
-    def _describe_new(self, output: SchedulerOutput, metadata: LayerwiseMetadata, writes: StepWrites) -> None:
+    def _describe_new(self, output: SchedulerOutput, metadata: LayerwiseMetadata) -> None:
         for new in output.scheduled_new_reqs:
             prefill = self._prefills.get(new.req_id)
             if prefill is None:
@@ -189,10 +189,10 @@ class PrefillScheduler:
                 )
             )
             scheduled = output.num_scheduled_tokens[new.req_id]
-            chunk = self._chunk(prefill, new.block_ids, True, new.num_computed_tokens, scheduled, writes)
+            chunk = self._chunk(prefill, new.block_ids, True, new.num_computed_tokens, scheduled)
             metadata.chunks.append(chunk)
 
-    def _describe_cached(self, output: SchedulerOutput, metadata: LayerwiseMetadata, writes: StepWrites) -> None:
+    def _describe_cached(self, output: SchedulerOutput, metadata: LayerwiseMetadata) -> None:
         cached = output.scheduled_cached_reqs
         for request_id, block_ids, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
@@ -202,18 +202,17 @@ class PrefillScheduler:
                 continue
             resumed = request_id in cached.resumed_req_ids
             scheduled = output.num_scheduled_tokens[request_id]
-            metadata.chunks.append(self._chunk(prefill, block_ids or (), resumed, computed, scheduled, writes))
+            metadata.chunks.append(self._chunk(prefill, block_ids or (), resumed, computed, scheduled))
 
-    @staticmethod
     def _chunk(
-        prefill: _Prefill, block_ids: BlockIds, replaces: bool, computed: int, scheduled: int, writes: StepWrites
+        self, prefill: _Prefill, block_ids: BlockIds, replaces: bool, computed: int, scheduled: int
     ) -> PushChunk:
         return PushChunk(
             transfer_id=prefill.params.transfer_id,
             new_block_ids=block_ids,
             replaces=replaces,
             first_token=computed,
-            settled_token=writes.settled(block_ids, computed) if replaces else computed,
+            settled_token=self._tables.settled(block_ids, computed) if replaces else computed,
             end_token=min(computed + scheduled, prefill.request.num_prompt_tokens),
         )
 

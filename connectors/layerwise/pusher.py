@@ -219,7 +219,7 @@ class Pusher:
             return
         if chunk.replaces:
             push.block_ids = [list(ids) for ids in chunk.new_block_ids]
-            push.preempted = False
+            push.preempted = push.sealed = False
             self._driver.perform(self._book.resumed(chunk.transfer_id, now))
         else:
             for known, new in zip(push.block_ids, chunk.new_block_ids, strict=False):
@@ -338,15 +338,16 @@ class Pusher:
                     address, action.transfer_id, action.peer, drained=action.drained, reason=action.reason
                 )
         elif isinstance(action, CloseSession):
-            self._closer.order()
+            push = self._pushes.get(action.transfer_id)
+            self._closer.order(push.via if push is not None else "")
         elif isinstance(action, StopSubmitting):
             return  # `submit` refuses by itself
         elif isinstance(action, DemandRestart):
             self._unsound = f"transfer {action.transfer_id}: {action.reason}"
 
-    def _session_closed(self, former: str) -> None:
+    def _session_closed(self, opened: set[str]) -> None:
         now = time.monotonic()
-        spared = {push.transfer_id for push in self._pushes.values() if push.via and push.via != former}
+        spared = {push.transfer_id for push in self._pushes.values() if push.via in opened}
         self._writer.session_closed()
         self._driver.perform(self._book.session_closed(now, spared))
 

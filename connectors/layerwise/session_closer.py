@@ -20,8 +20,8 @@ class SessionCloser:
     """One per rank.
 
     Args:
-        closed: called with the name of the session that is gone; `failed`: with the reason why it is not. Both with
-            the driver's lock held.
+        closed: called with the sessions that are open now, all others being gone; `failed`: with the reason why they
+            are not. Both with the driver's lock held.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class SessionCloser:
         transport: Transport,
         driver: LedgerDriver[SourceAction],
         *,
-        closed: Callable[[str], None],
+        closed: Callable[[set[str]], None],
         failed: Callable[[str], None],
     ) -> None:
         self._rank = rank
@@ -40,39 +40,39 @@ class SessionCloser:
         self._failed = failed
         self._wanted = False
         self._running = False
-        self._again = False
+        self._failed_meanwhile: set[str] = set()
 
-    def order(self) -> None:
-        """Close it soon; the driver's lock is held. One that is ordered while another is being closed follows it:
-        what failed meanwhile may have used the new session."""
+    def order(self, via: str) -> None:
+        """Close the session `via` soon; the driver's lock is held. While one is being closed, another follows only
+        for what failed on the new one."""
         if self._running:
-            self._again = True
+            self._failed_meanwhile.add(via)
         elif not self._wanted:
             self._wanted = True
             self._driver.later(self.run)
 
     def run(self) -> None:
-        """Close it if that is still wanted. When this returns, nobody is closing one."""
+        """Close what is open if that is still wanted. When this returns, nobody is closing one."""
         with self._driver.changed:
             while self._running:
                 self._driver.changed.wait(1.0)
             if not self._wanted:
                 return
             self._wanted, self._running = False, True
-            former = self._transport.session
-        reason = ""
+            self._failed_meanwhile.clear()
+        session, reason = "", "closing the transport session failed"
         try:
             session = self._transport.rotate(SPARE_S)
             logger.warning("rank %d: transport endpoint closed and opened anew as %s", self._rank, session)
         except AscendPdError as error:
             reason = str(error)
-        with self._driver.changed:
-            self._running = False
-            if reason:
-                self._failed(reason)
-            else:
-                self._closed(former)
-            if self._again:
-                self._again = False
-                self.order()
-            self._driver.changed.notify_all()
+        finally:
+            with self._driver.changed:
+                self._running = False
+                if session:
+                    self._closed({session, self._transport.session})
+                else:
+                    self._failed(reason)
+                if session in self._failed_meanwhile:
+                    self.order(session)
+                self._driver.changed.notify_all()

@@ -157,13 +157,15 @@ class LayerwiseWorker:
 
     def _fence(self, generation: int) -> None:
         self.rank.device.bind_thread()
-        failure = ""
+        failure = "the endpoint could not be destroyed"
         try:
             spare_s = min(SPARE_S, self._settings.config.quarantine_seconds / 4)
             session = self.rank.transport.rotate(spare_s, lambda: self._receiving)
             self.rank.fenced()
             logger.warning("transport endpoint destroyed and opened anew as %s", session)
+            failure = ""
         except AscendPdError as error:
             failure = str(error)
-        with self._fence_lock:
-            self._fences.append(FenceReport(generation, self.rank.info, failure))
+        finally:
+            with self._fence_lock:
+                self._fences.append(FenceReport(generation, self.rank.info, failure))

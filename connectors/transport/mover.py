@@ -4,6 +4,7 @@ peer's help where it offers any, else by this worker alone as far as the layouts
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
@@ -53,6 +54,7 @@ class Mover:
             device, transport, self._pool, f"{'push' if push else 'pull'}-{layout.worker}"
         )
         self._peers: OrderedDict[str, StagePeer] = OrderedDict()
+        self._sequence = itertools.count(1)
         self._lock = threading.Lock()
 
     def move(
@@ -109,10 +111,12 @@ class Mover:
                     key,
                     self._me,
                     self._layout,
+                    self._sequence,
                     push=self._push,
                 )
-                while len(self._peers) > MAX_PEERS:
-                    self._peers.popitem(last=False)
+                idle = [life for life, peer in self._peers.items() if not peer.lock.locked() and life != key]
+                for life in idle[: max(0, len(self._peers) - MAX_PEERS)]:
+                    del self._peers[life]
             self._peers.move_to_end(key)
             return stage
 

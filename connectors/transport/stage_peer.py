@@ -44,6 +44,7 @@ class StagePeer:
         address: the peer's host and `WorkerInfo.service_port`.
         life: the peer's `WorkerInfo.service_life`.
         me, layout: this worker.
+        sequence: numbers the batches, never twice the same for one `me`: a lease may outlive this object.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class StagePeer:
         life: str,
         me: str,
         layout: KVLayout,
+        sequence: Iterator[int],
         *,
         push: bool,
     ) -> None:
@@ -62,7 +64,7 @@ class StagePeer:
         self._opening = StageOpen(life=life, caller=me, layout=layout, push=push)
         self._ready: StageReady | None = None
         self._void = ""
-        self._sequence = 0
+        self._sequence = sequence
 
     def open(self, deadline: float) -> int:
         """Size of the peer's slots; 0 when it has none for us, and pieces go unstaged.
@@ -138,10 +140,9 @@ class StagePeer:
     def _ask(self, slot: int, choice: int, cells: Cells, block_ids: BlockIds, deadline: float) -> Future[Reply]:
         if self._ready is None:
             raise TransferError("the lease of the peer's staging slots has ended", quiesced=True)
-        self._sequence += 1
         message = Stage(
             token=self._ready.token,
-            sequence=self._sequence,
+            sequence=next(self._sequence),
             slot=slot,
             choice=choice,
             cells=cells,

@@ -8,6 +8,7 @@ then is told GONE), a push's slots only after a fence of this worker's endpoint.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ascend_pd.errors import RemoteProtocolError
+from ascend_pd.errors import RemoteProtocolError, TransferError
 from ascend_pd.layout.description import KVLayout
 from ascend_pd.layout.pieces import Tiles
 from ascend_pd.layout.staging import gather, scatter, size_of
@@ -30,12 +31,14 @@ from ascend_pd.wire.messages import (
     StageReady,
     Verdict,
 )
-from connectors.device.base import Buffer, Device
+from connectors.device.base import Buffer, Device, Event
 from connectors.sidechannel.server import SideChannelServer
 from connectors.transport.base import Transport
 from connectors.transport.checksum import Adder
 from connectors.transport.pair_plans import PairPlans
 from connectors.transport.staging import slot_sizes
+
+logger = logging.getLogger(__name__)
 
 COPY_TIMEOUT_S = 5.0
 MAX_CALLERS = 16
@@ -97,6 +100,9 @@ class WorkerService:
         self._clock = clock
         self._leases: dict[str, _Lease] = {}
         self._spare: list[Buffer] = []
+        self._given_up: list[Event] = []
+        """Scatters that did not end in time, and below the slots that they read."""
+        self._lost: list[Buffer] = []
         self._lock = threading.Lock()
         self._bound = threading.local()
         self._server = SideChannelServer(host, 0, secret, self._answer, f"worker-{layout.worker}")
@@ -113,10 +119,21 @@ class WorkerService:
         return self._num_slots > 0
 
     def fenced(self) -> None:
-        """The transport was rotated: nobody can read or write the slots any more, all leases are void."""
+        """The transport was rotated: nobody can read or write the slots any more, all leases are void. A new life,
+        so that callers which were granted nothing meanwhile ask for slots anew.
+
+        Raises:
+            TransferError: a scatter that was given up may still run; the blocks it writes are not safe.
+        """
         with self._lock:
-            self._spare += [lease.buffer for lease in self._leases.values()]
+            until = time.monotonic() + COPY_TIMEOUT_S
+            if not all(copy.wait(until) for copy in self._given_up):
+                raise TransferError("a staging copy that was given up is still running", quiesced=False)
+            self._given_up.clear()
+            self._spare += [lease.buffer for lease in self._leases.values()] + self._lost
+            self._lost.clear()
             self._leases.clear()
+            self.life = secrets.token_hex(8)
 
     def close(self) -> None:
         """Stop answering. Safe to repeat."""
@@ -164,6 +181,7 @@ class WorkerService:
                 self._spare.append(self._leases.pop(token).buffer)
         buffer = self._free_buffer()
         if buffer is None:
+            logger.warning("%d peers hold staging slots: the pieces of %s go unstaged", MAX_CALLERS, caller)
             return Answer(verdict=Verdict.REFUSED, reason=f"{MAX_CALLERS} peers hold staging slots")
         token = secrets.token_hex(8)
         lease = _Lease(caller, request.push, request.layout, buffer, self._clock())
@@ -199,7 +217,7 @@ class WorkerService:
         if request.sequence <= last:
             repeated = request.sequence == last
             return Answer(verdict=Verdict.OK if repeated else Verdict.GONE, reason="" if repeated else "late")
-        self._copy(self._pieces(lease, request))
+        self._copy(request.token, lease, self._pieces(lease, request))
         lease.sequence[request.slot] = request.sequence
         return Answer(verdict=Verdict.OK)
 
@@ -211,8 +229,13 @@ class WorkerService:
         move = scatter if lease.push else gather
         return move(plan, request.cells, request.block_ids, slot)
 
-    def _copy(self, parts: tuple[Tiles, ...]) -> None:
+    def _copy(self, token: str, lease: _Lease, parts: tuple[Tiles, ...]) -> None:
         deadline = time.monotonic() + COPY_TIMEOUT_S
         for part in parts:
-            if not self._device.copy(part).wait(deadline):
+            copy = self._device.copy(part)
+            if not copy.wait(deadline):
+                if lease.push:
+                    # It may yet write into blocks: only a fence that has waited for it makes them safe.
+                    self._given_up.append(copy)
+                    self._lost.append(self._leases.pop(token).buffer)
                 raise RemoteProtocolError(f"a staging copy did not finish within {COPY_TIMEOUT_S:g} s")

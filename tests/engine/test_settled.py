@@ -7,44 +7,88 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("vllm")
+from connectors.layerwise.settled import BlockTables
 
-from connectors.layerwise.settled import StepWrites
-
+pytestmark = pytest.mark.engine
 BLOCK = 16
+Scheduled = tuple[list[int], int, int]
+"""Block ids (new ones of a running request), tokens computed before, tokens of this step."""
 
 
-def step(new: list[tuple[list[int], int]], cached: list[tuple[list[int], int, int]], resumed: bool = False) -> Any:
-    """new: (block ids, tokens found in the cache); cached: (new block ids, computed before, scheduled)."""
-    ids = [f"c{n}" for n in range(len(cached))]
+def step(
+    new: dict[str, Scheduled] | None = None,
+    running: dict[str, Scheduled] | None = None,
+    resumed: dict[str, Scheduled] | None = None,
+    finished: tuple[str, ...] = (),
+) -> Any:
+    new, cached = new or {}, {**(running or {}), **(resumed or {})}
     return SimpleNamespace(
-        scheduled_new_reqs=[SimpleNamespace(block_ids=(b,), num_computed_tokens=n) for b, n in new],
+        finished_req_ids=set(finished),
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=computed)
+            for name, (blocks, computed, _) in new.items()
+        ],
         scheduled_cached_reqs=SimpleNamespace(
-            req_ids=ids,
-            new_block_ids=[(b,) if b else None for b, _, _ in cached],
-            num_computed_tokens=[computed for _, computed, _ in cached],
-            resumed_req_ids=set(ids) if resumed else set(),
+            req_ids=list(cached),
+            new_block_ids=[(blocks,) if blocks else None for blocks, _, _ in cached.values()],
+            num_computed_tokens=[computed for _, computed, _ in cached.values()],
+            resumed_req_ids=set(resumed or {}),
         ),
-        num_scheduled_tokens={name: scheduled for name, (_, _, scheduled) in zip(ids, cached, strict=True)},
+        num_scheduled_tokens={name: count for name, (_, _, count) in {**new, **cached}.items()},
     )
 
 
-@pytest.mark.parametrize(
-    ("output", "settled"),
-    [
-        (step([([7, 8, 9], 32)], []), 32),
-        (step([([7, 8, 5], 0), ([7, 8, 9], 32)], []), 0),
-        (step([([7, 8, 5], 16), ([7, 8, 9], 32)], []), 16),
-        (step([([7, 8, 9], 32)], [([8], 16, 16)]), 16),
-        (step([([7, 8, 9], 32)], [([4], 16, 16)]), 32),
-        (step([([7, 8, 9], 32)], [([], 40, 4)]), 32),  # stays inside a block that it began before
-        (step([([7, 8, 9], 32)], [([], 40, 8)]), 0),  # makes that block whole: which one is not said
-        (step([([7, 8, 9], 32)], [([7, 8, 3], 20, 40)], resumed=True), 16),
-    ],
-)
-def test_blocks_that_this_step_writes_are_not_settled(output: Any, settled: int) -> None:
-    assert StepWrites(output, BLOCK).settled(([7, 8, 9],), 32) == settled
+def settled(*steps: Any) -> int:
+    """Of a request that finds tokens 0-31 in blocks 7 and 8, in the last of these steps."""
+    tables = BlockTables(BLOCK)
+    for each in steps:
+        tables.step(each)
+    return tables.settled(([7, 8, 9],), 2 * BLOCK)
+
+
+HIT: dict[str, Scheduled] = {"hit": ([7, 8, 9], 32, 10)}
+
+
+def test_what_nobody_writes_is_settled() -> None:
+    assert settled(step(new=HIT)) == 32
+    assert settled(step(new={"a": ([7, 8, 5], 0, 40)}), step(new=HIT)) == 32
+
+
+def test_what_another_new_request_writes_is_not() -> None:
+    assert settled(step(new={"a": ([7, 8, 5], 0, 40), **HIT})) == 0
+    assert settled(step(new={"a": ([7, 8, 5], 16, 30), **HIT})) == 16
+
+
+def test_what_a_running_request_writes_in_this_step_is_not() -> None:
+    begun = step(new={"a": ([7], 0, 16)})
+    assert settled(begun, step(running={"a": ([8], 16, 16)}, new=HIT)) == 16
+    assert settled(begun, step(running={"a": ([4], 16, 16)}, new=HIT)) == 32
+
+
+def test_blocks_allocated_ahead_count_when_they_are_written() -> None:
+    """As speculative decoding allocates: the block of the second chunk comes with the first."""
+    begun = step(new={"a": ([7, 8], 0, 16)})
+    assert settled(begun, step(running={"a": ([3], 16, 20)}, new=HIT)) == 16
+
+
+def test_a_block_that_was_begun_earlier_is_written_until_it_is_whole() -> None:
+    begun = step(new={"a": ([7, 8], 0, 20)})
+    assert settled(begun, step(running={"a": ([], 20, 12)}, new=HIT)) == 16
+    assert settled(begun, step(running={"a": ([], 20, 12)}), step(new=HIT)) == 32
+
+
+def test_a_resumed_request_has_other_blocks() -> None:
+    begun = step(new={"a": ([1, 2], 0, 20)})
+    assert settled(begun, step(resumed={"a": ([7, 8, 3], 16, 20)}, new=HIT)) == 16
+    assert settled(begun, step(resumed={"a": ([7, 2, 3], 16, 20)}, new=HIT)) == 32
+
+
+def test_a_request_that_ended_is_forgotten() -> None:
+    tables = BlockTables(BLOCK)
+    tables.step(step(new={"a": ([7], 0, 16)}))
+    tables.step(step(finished=("a",)))
+    assert not tables._tables
 
 
 def test_with_several_groups_nothing_is_settled() -> None:
-    assert StepWrites(step([([7], 0)], []), BLOCK).settled(([1], [2]), BLOCK) == 0
+    assert BlockTables(BLOCK).settled(([1], [2]), BLOCK) == 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 
 from ascend_pd.errors import TransferError
 from ascend_pd.layout.plan import pair
 from ascend_pd.layout.staging import Cells
-from ascend_pd.wire.messages import Answer, Stage, StageOpen, StageReady, Verdict
+from ascend_pd.wire.messages import Answer, Stage, StageOpen, StageReady, Verdict, WorkerInfo
 from connectors.sidechannel.client import SideChannelClient
 from connectors.transport.mover import Mover
 from connectors.transport.stage_peer import StagedRequest
@@ -162,6 +163,14 @@ def test_after_the_peers_fence_slots_are_asked_for_anew(both: Pair) -> None:
     with pytest.raises(TransferError):
         both.move(deadline=time.monotonic() + 5)
     assert both.peer.info == former  # the caller learns the new session by a handshake, as after any failure
+
+
+def test_after_the_peers_fence_a_handshake_is_all_it_takes(both: Pair) -> None:
+    """Also for a caller that had no part in what was fenced: it uses no lease of before."""
+    both.move()
+    both.peer.info = msgspec.json.decode(both.peer.ask(do="fence")["info"], type=WorkerInfo)
+    both.move()
+    assert np.array_equal(*moved(both))
 
 
 def test_a_batch_is_carried_out_once_and_a_late_one_never(both: Pair) -> None:

@@ -139,3 +139,27 @@ def test_a_failed_read_says_whether_bytes_may_still_land_and_the_next_one_works(
     bench.move(mover)
     assert np.array_equal(bench.decode.cache, bench.expected())
     mover.close()
+
+
+def test_batches_are_never_numbered_twice_however_often_a_peer_is_met_anew(bench: Bench) -> None:
+    """A lease outlives this end's memory of it: a number used before would be taken for a repeat."""
+    mover = bench.mover(push=True)
+    worker = WorkerInfo(
+        tp_rank=0,
+        pp_rank=0,
+        transport="loopback",
+        session="",
+        service_host="127.0.0.1",
+        service_port=1,
+        service_life="one",
+        stages=True,
+        layout=bench.decode.layout,
+    )
+    first = mover._stage(worker)
+    assert first is not None
+    numbers = [next(first._sequence) for _ in range(3)]
+    mover._peers.clear()
+    again = mover._stage(worker)
+    assert again is not None and again is not first
+    assert next(again._sequence) not in numbers
+    mover.close()

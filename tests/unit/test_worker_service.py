@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from ascend_pd.errors import TransferError
 from ascend_pd.layout.staging import Cells
 from ascend_pd.wire.messages import Answer, Stage, StageOpen, StageReady, Verdict
+from connectors.device.cpu import DONE
 from connectors.transport.worker_service import WorkerService
 from tests.unit.test_mover import Bench
 
@@ -72,4 +74,38 @@ def test_slots_that_a_failed_write_may_still_reach_are_not_leased_anew_before_a_
     former = service.open()
     assert service.open(void=former.token) == former
     service.service.fenced()
+    service.opening = msgspec.structs.replace(service.opening, life=service.service.life)
     assert service.open(void=former.token).token != former.token
+
+
+@pytest.mark.parametrize("service", [True], indirect=True, ids=["push"])
+def test_a_fence_begins_a_new_life_so_that_nobody_writes_through_a_lease_of_before(service: Service) -> None:
+    former, life = service.open(), service.service.life
+    service.service.fenced()
+    assert service.service.life != life
+    assert service.stage(former.token) is Verdict.GONE
+    answer = service.client.request(("127.0.0.1", service.service.port), service.opening, 5.0)
+    assert isinstance(answer, Answer) and answer.verdict is Verdict.EPOCH
+
+
+class NeverDone:
+    def done(self) -> bool:
+        return False
+
+    def wait(self, deadline: float) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("service", [True], indirect=True, ids=["push"])
+def test_a_scatter_that_does_not_end_keeps_the_fence_from_being_over(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = service.open().token
+    with monkeypatch.context() as patch:
+        patch.setattr(service.device, "copy", lambda tiles: NeverDone())
+        assert service.stage(token) is Verdict.REFUSED
+    assert service.stage(token) is Verdict.GONE, "a repeat would write a second time"
+    with pytest.raises(TransferError, match="still running"):
+        service.service.fenced()
+    service.service._given_up[:] = [DONE]
+    service.service.fenced()
