@@ -11,7 +11,7 @@ from tests.e2e.load import Load, Outcome, Prompt, ask, prompt_of
 
 BLOCKS = 21
 """Of 128 tokens; a prompt of 1900 tokens needs 15, two of them do not fit."""
-PROMPTS: list[Prompt] = [prompt_of(1100 + 160 * (i % 6), 500 + i) for i in range(10)]
+PROMPTS: list[Prompt] = [prompt_of(1100 + 160 * (i % 6), 500 + i) for i in range(7)]
 
 
 @pytest.fixture(scope="module", params=["pull", "layerwise"])

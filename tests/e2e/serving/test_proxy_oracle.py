@@ -185,7 +185,16 @@ def oracle(collocated: str) -> Asked:
     return asked
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+# How an answer is put together does not depend on who moves the cache: whole answers are asked for in one mode.
+@pytest.mark.parametrize(
+    ("cluster", "stream"),
+    [
+        pytest.param("pull", False, id="pull-whole"),
+        pytest.param("pull", True, id="pull-stream"),
+        pytest.param("layerwise", True, id="layerwise-stream"),
+    ],
+    indirect=["cluster"],
+)
 @pytest.mark.parametrize(("path", "name", "extra"), CASES, ids=[f"{p.split('/')[2]}-{n}" for p, n, _ in CASES])
 def test_the_answer_equals_the_collocated_engines(
     cluster: Cluster, oracle: Asked, path: str, name: str, extra: dict[str, Any], stream: bool
