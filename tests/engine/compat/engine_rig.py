@@ -164,7 +164,7 @@ class Engine(Rig):
         return wrong
 
 
-def step_until(condition: Callable[[], Any], *engines: Engine, within_s: float = 20.0) -> None:
+def step_until(condition: Callable[[], Any], *engines: Engine, within_s: float = 60.0) -> None:
     """Step all engines until something holds."""
     deadline = time.monotonic() + within_s
     while not condition():
