@@ -13,7 +13,7 @@ from tests.fakes.engine import Fault
 from tests.unit.proxy.conftest import Stack, StackOf, chat_body
 
 
-async def until(condition, within_s: float = 5.0) -> None:  # type: ignore[no-untyped-def]
+async def until(condition, within_s: float = 20.0) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -57,8 +57,9 @@ async def test_a_hold_is_renewed_while_decode_queues(stack: Stack) -> None:
     await until(lambda: sum(isinstance(m, Renew) for m in stack.prefill[0].side.received) >= 2)
     asking.cancel()
     await until(lambda: stack.cluster.released)
+    await asyncio.sleep(0.6)  # a renewal that was under way may be repeated on a busy machine
     renewals = sum(isinstance(m, Renew) for m in stack.prefill[0].side.received)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.6)
     assert renewals == sum(isinstance(m, Renew) for m in stack.prefill[0].side.received)
 
 
