@@ -15,7 +15,7 @@ from ascend_pd.launch.plan import Kind, ProcessPlan
 from tests.e2e.cluster import Cluster, Role, cpu_spec, free_ports, running, wait_empty, without_proxy
 from tests.e2e.load import Prompt, ask, ask_and_leave, prompt_of
 
-PROMPTS: list[Prompt] = [prompt_of(length, 800 + length) for length in (5, 128, 300, 1100)]
+PROMPTS: list[Prompt] = [prompt_of(length, 800 + length) for length in (5, 128, 300)]
 
 
 def nixl(role: str) -> dict[str, Any]:

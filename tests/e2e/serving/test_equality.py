@@ -65,7 +65,10 @@ def expected(collocated: str, prompts: list[Prompt]) -> list[set[Tokens]]:
     return [{one, other} for one, other in zip(alone, batched, strict=True)]
 
 
-@pytest.mark.parametrize("at_a_time", [1, AT_A_TIME])
+# One at a time is what the layout tests ask of both modes.
+@pytest.mark.parametrize(
+    ("cluster", "at_a_time"), [("pull", 1), ("pull", AT_A_TIME), ("layerwise", AT_A_TIME)], indirect=["cluster"]
+)
 def test_tokens_equal_the_collocated_engines(
     cluster: Cluster, prompts: list[Prompt], expected: list[set[Tokens]], at_a_time: int
 ) -> None:
