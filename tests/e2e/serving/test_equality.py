@@ -65,10 +65,8 @@ def expected(collocated: str, prompts: list[Prompt]) -> list[set[Tokens]]:
     return [{one, other} for one, other in zip(alone, batched, strict=True)]
 
 
-# One at a time is what the layout tests ask of both modes.
-@pytest.mark.parametrize(
-    ("cluster", "at_a_time"), [("pull", 1), ("pull", AT_A_TIME), ("layerwise", AT_A_TIME)], indirect=["cluster"]
-)
+# The layout tests ask one at a time of both modes.
+@pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.one_mode), AT_A_TIME])
 def test_tokens_equal_the_collocated_engines(
     cluster: Cluster, prompts: list[Prompt], expected: list[set[Tokens]], at_a_time: int
 ) -> None:

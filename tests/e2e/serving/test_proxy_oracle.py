@@ -187,13 +187,7 @@ def oracle(collocated: str) -> Asked:
 
 # How an answer is put together does not depend on who moves the cache: whole answers are asked for in one mode.
 @pytest.mark.parametrize(
-    ("cluster", "stream"),
-    [
-        pytest.param("pull", False, id="pull-whole"),
-        pytest.param("pull", True, id="pull-stream"),
-        pytest.param("layerwise", True, id="layerwise-stream"),
-    ],
-    indirect=["cluster"],
+    "stream", [pytest.param(False, marks=pytest.mark.one_mode), True], ids=["whole", "stream"]
 )
 @pytest.mark.parametrize(("path", "name", "extra"), CASES, ids=[f"{p.split('/')[2]}-{n}" for p, n, _ in CASES])
 def test_the_answer_equals_the_collocated_engines(
