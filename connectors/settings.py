@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SPARE_S = 2.0
+"""How long the healthy transfers beside a failed one may still take before its endpoint is destroyed: each that is cut
+makes another engine fence."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
@@ -39,6 +43,11 @@ class ConnectorSettings:
     secret: bytes
     faults: FaultInjector | None = None
     """Faults on purpose; None in earnest."""
+
+    @property
+    def fence_spare_s(self) -> float:
+        """How long a fence waits for what is healthy beside the transfer that it is for."""
+        return min(SPARE_S, self.config.quarantine_seconds / 4)
 
     @property
     def role(self) -> str:

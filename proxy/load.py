@@ -16,7 +16,7 @@ from ascend_pd.secret import load_secret
 from ascend_pd.spec.cluster import Role as PoolRole
 from ascend_pd.spec.load import load_spec
 from ascend_pd.spec.topology import Engine, derive_topology
-from proxy.address import canonical_instance, check_base_url, check_port
+from proxy.address import bracketed, canonical_instance, check_base_url, check_port
 from proxy.auth import Key, parse_keys
 from proxy.dialects import DIALECTS
 from proxy.policy import POLICIES
@@ -149,8 +149,7 @@ def fields_of_spec(path: str) -> dict[str, Any]:
 
 
 def _side(engine: Engine) -> str:
-    host = f"[{engine.host}]" if ":" in engine.host else engine.host
-    return f"{host}:{engine.side_channel_port}"
+    return f"{bracketed(engine.host)}:{engine.side_channel_port}"
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

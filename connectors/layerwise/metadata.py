@@ -28,8 +28,6 @@ class PushChunk:
     new_block_ids: BlockIds
     """Per KV cache group; all of the request's blocks when `replaces`, else those to append."""
     replaces: bool
-    first_token: int
-    """Tokens before it were computed before this step, or are P's prefix hit."""
     settled_token: int
     """Tokens before it were computed before this step, by whomever."""
     end_token: int

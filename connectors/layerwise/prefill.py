@@ -211,7 +211,6 @@ class PrefillScheduler:
             transfer_id=prefill.params.transfer_id,
             new_block_ids=block_ids,
             replaces=replaces,
-            first_token=computed,
             settled_token=self._tables.settled(block_ids, computed) if replaces else computed,
             end_token=min(computed + scheduled, prefill.request.num_prompt_tokens),
         )

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from ascend_pd.errors import AscendPdError
 from connectors.driver import LedgerDriver
 from connectors.handoff.actions import SourceAction
+from connectors.settings import SPARE_S
 from connectors.transport.base import Transport
 
 logger = logging.getLogger(__name__)
-
-SPARE_S = 2.0
-"""How long the healthy writes beside the failed one may still take: each that is cut makes its decode engine fence."""
 
 
 class SessionCloser:

@@ -13,7 +13,6 @@ from ascend_pd.wire.identity import Fingerprint
 from connectors.device.kv_layout import layer_index
 from connectors.layerwise.metadata import FenceReport, LayerwiseMetadata, LayerwiseReport
 from connectors.layerwise.pusher import Pusher
-from connectors.layerwise.session_closer import SPARE_S
 from connectors.layerwise.writer import Writer
 from connectors.peers import PeerDirectory
 from connectors.rank import Rank
@@ -159,8 +158,7 @@ class LayerwiseWorker:
         self.rank.device.bind_thread()
         failure = "the endpoint could not be destroyed"
         try:
-            spare_s = min(SPARE_S, self._settings.config.quarantine_seconds / 4)
-            session = self.rank.transport.rotate(spare_s, lambda: self._receiving)
+            session = self.rank.transport.rotate(self._settings.fence_spare_s, lambda: self._receiving)
             self.rank.fenced()
             logger.warning("transport endpoint destroyed and opened anew as %s", session)
             failure = ""

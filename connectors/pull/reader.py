@@ -48,8 +48,6 @@ from connectors.transport.stage_peer import StagedRequest
 logger = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 10.0
-_SPARE_S = 2.0
-"""How long a fence waits for the reads beside the failed one."""
 _ABORT_TIMEOUT_S = 5.0
 
 
@@ -253,8 +251,9 @@ class Reader:
             cut = set(self._reading)
         try:
             former = self._transport.session
-            spare_s = min(_SPARE_S, self._settings.config.quarantine_seconds / 4)
-            session = self._transport.rotate(spare_s, lambda: former in list(self._reading.values()))
+            session = self._transport.rotate(
+                self._settings.fence_spare_s, lambda: former in list(self._reading.values())
+            )
         except AscendPdError as error:
             reason = str(error)
             self._driver.tell(lambda now: self._ledger.fence_failed(reason, now))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ascend_pd.errors import LocalProtocolError, RemoteProtocolError
 from ascend_pd.wire.params import PullHandoff, PullPrefill, parse_params, to_dict
+from proxy.address import bracketed
 from proxy.dialects.base import Handoff, Hold, Order
 
 
@@ -31,7 +32,7 @@ class Pull:
             raise RemoteProtocolError("prefill answered kv_transfer_params that are no handoff")
         if read.transfer_id != transfer_id:
             raise RemoteProtocolError(f"prefill answered for transfer {read.transfer_id}, asked was {transfer_id}")
-        host = f"[{read.remote_host}]" if ":" in read.remote_host else read.remote_host
+        host = bracketed(read.remote_host)
         hold = Hold(
             transfer_id=transfer_id,
             epoch=read.remote_epoch,

@@ -106,7 +106,7 @@ class Bench:
         metadata = LayerwiseMetadata(ENGINE, ("127.0.0.1", 1))
         for name in names:
             metadata.begins.append(PushBegin(name, name, "", 16, "hash"))
-            metadata.chunks.append(PushChunk(name, ([1],), True, 0, 0, 16))
+            metadata.chunks.append(PushChunk(name, ([1],), True, 0, 16))
         metadata.finished = dict(zip(finished, finished, strict=True))
         self.pusher.begin_step(metadata)
         self.pusher.save_layer(0)
